@@ -35,7 +35,7 @@ Ids = Sequence[int] | torch.Tensor
 Stop = int | Iterable[int] | None
 Seed = int | torch.Generator
 
-# Vocabularies that are padded for one tokenizer differ in size by fewer ids; from this on it is another tokenizer.
+# Padded vocabularies of one tokenizer differ in size by fewer ids; a larger difference means another tokenizer.
 MAX_VOCAB_PADDING = 1024
 _REFUSED = {
     (
@@ -66,9 +66,10 @@ _SPEC_ORDER = (
 
 
 def also_as(order: str, **names: str) -> Callable[[_Call], _Call]:
-    """Let a call take its arguments also by position in this order and by other names: romsto's Speculative-Decoding's.
+    """Let a call take its arguments also by position in this order and by other names, as romsto's Speculative-Decoding
+    does.
 
-    The first positions are the same in both. The call's signature does not change.
+    The order begins with the call's own positional parameters. The call's signature does not change.
     """
     positions, names = order.split(), {"inputs": "input_ids", **names}
 
@@ -158,8 +159,8 @@ def sampler_of(
 
 
 def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = None) -> frozenset[int]:
-    """Return the caller's stop ids, UserError for what are no ids; else those of the model's generation config and of
-    the tokenizer."""
+    """Return the caller's stop ids; without any, those of the model's generation config and of the tokenizer. UserError
+    for values that are no ids."""
     given: list[Any] = [stop for stop in (end, eos) if stop is not None] or [
         getattr(getattr(model, "generation_config", None), "eos_token_id", None),
         getattr(tokenizer, "eos_token_id", None),
@@ -167,7 +168,7 @@ def stop_ids_of(end: Stop, eos: Stop, model: HfModel, tokenizer: HfTokenizer = N
     ]
     each = [stop.tolist() if hasattr(stop, "tolist") else stop for stop in given]
     several = [list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop] for stop in each]
-    ids = [token for stop in several for token in stop if token is not None]  # a tokenizer's, of a token that it lacks
+    ids = [token for stop in several for token in stop if token is not None]  # None: the tokenizer has no end token
     return frozenset(_whole_ids(ids, "end_tokens_id must be an id or several"))
 
 
@@ -234,7 +235,7 @@ def autoregressive_generate(
             the model's own (and the tokenizer's, if given).
         pad_token_id: accepted for compatibility; nothing is padded.
         seed: an int, or a generator from which one is drawn. The global generator is never touched.
-        more: `debug=True` logs every round (logger "sampling", level INFO). `use_cache` is taken either way: the
+        more: `debug=True` logs every round (logger "sampling", level INFO). `use_cache` may be True or False: the
             cache is always used and changes no output.
 
     Returns:
@@ -267,10 +268,11 @@ def speculative_generate(
 ) -> tuple[list[int], float]:
     """Speculative decoding with a draft model: the target's own distribution, fewer target passes.
 
-    Args as in :func:`autoregressive_generate`; `gamma` drafts a round. `drafter` is a model, or an object that drafts,
-    such as ``MaxGramDrafter()``. Two models must share one tokenizer; of ids that only one of
-    them has none is drafted.
-    `more` also takes ``first_target=True`` (always so) and ``skip_sample_adjustment=False``, and refuses the opposites.
+    Args as in :func:`autoregressive_generate`. `gamma`: drafted tokens a round. `drafter`: a model, or an object that
+    drafts, such as ``MaxGramDrafter()``. Two models must share one tokenizer; an id that only one of
+    them has is never drafted.
+    `more` also takes ``first_target=True`` and ``skip_sample_adjustment=False``, which are always so, and refuses the
+    opposites.
 
     Returns:
         The new ids, and accepted / drafted (0.0 if nothing was drafted).
@@ -305,9 +307,9 @@ def ngram_assisted_speculative_generate(
 ) -> tuple[list[int], float]:
     """Speculative decoding with n-gram drafts: no second model.
 
-    Args as in :func:`speculative_generate`; `ngram` is a drafter of an earlier call (with its own settings, or for an
-    `NGramStorage` with those of this call), or None for a new one of `n`, `filler_top_k` and `stop_if_unknown`.
-    UserError as there.
+    Args as in :func:`speculative_generate`. `ngram` is a drafter of an earlier call, which keeps its own settings (an
+    `NGramStorage` takes this call's), or None for a new one of `n`, `filler_top_k` and `stop_if_unknown`. UserError as
+    there.
     """
     lm, stop, debug = _prepared(
         ngram_assisted_speculative_generate, more, target, [], tokenizer, (end_tokens_id, eos_tokens_id)
@@ -345,13 +347,13 @@ def cascade_generate(
             review the drafts of the next ones, so they must be models.
         target: a transformers model, or a :class:`sampling.recorded.RecordedLM` for greedy decoding.
         k_matrix: row r is the reviewer (0 = the target), column c the number of tokens that drafter c + 1 adds.
-        lenience: λ ≥ 1 of the reviews between drafters; the target's own are exact with any.
+        lenience: λ ≥ 1 of the reviews between drafters; the target's own reviews are exact for every λ.
 
     Returns:
         The new ids, and accepted / drafted of the target's reviews.
 
     Raises:
-        UserError: as there, and for drafters or a matrix that make no cascade.
+        UserError: as in :func:`speculative_generate`, and for drafters or a matrix that make no cascade.
     """
     if not isinstance(drafters, Iterable):
         raise UserError(f"drafters must be a list, large to small, got {type(drafters).__name__}")

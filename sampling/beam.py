@@ -32,13 +32,13 @@ class BeamPlan:
 
     Args:
         num_beams: running beams, and finished ones that are kept.
-        top_k: tokens by which a beam may grow in a step; 0 = as many as can count.
+        top_k: tokens by which a beam may grow in a step; 0 = as many as can be kept or finish.
         min_length: least tokens of an answer before a stop id.
         alpha: length penalty; 0 = none, larger ones favour longer answers.
         offset: the penalty's m; with 0 it is transformers' `length_penalty` of the same α.
         early_stopping: when to stop after `num_beams` have finished, as in transformers. True: at once.
             False: when no running beam, scored as it stands, beats the worst of them. "never": when none could beat it
-            by any further growth up to the limit (exact, and the longest).
+            by any further growth up to the limit (exact, and the longest search).
 
     Raises:
         UserError: a value outside its range.
@@ -86,7 +86,7 @@ def beam_generate(
             Without one, or with a greedy one, that of the model's own distribution at temperature 1 (after its rules
             of repetition).
         session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
-            row again when the generator ends or is closed: that with most of the answer.
+            row again when the generator ends or is closed: the one that shares most with the answer.
         interrupt: polled between steps and prefill pieces, never inside a forward pass.
 
     Yields:
@@ -94,7 +94,7 @@ def beam_generate(
         :attr:`sampling.events.BeamTree.best` of the steps, closed unless it was interrupted.
 
     Raises:
-        UserError: at the call, not one prompt, an empty one, or one that leaves the context no room.
+        UserError: at the call, for several prompts or none, an empty one, or one that fills the context.
     """
     if len(prompt) != 1:
         raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")
@@ -190,7 +190,7 @@ class _Search:
 
     def _candidates(self, log_p: Tensor) -> list[_Candidate]:
         """Return each beam grown by its likeliest tokens, all of them best first."""
-        # At most num_beams of a beam's tokens stay, and no more than the stop ids end: others can never count.
+        # Of a beam's tokens at most num_beams are kept and at most len(stop) end it: others can never count.
         values, ids = best(log_p, self.plan.top_k or self.plan.num_beams + len(self.stop))
         candidates = [
             _Candidate(beam.log_p + value, parent, rank, token)

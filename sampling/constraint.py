@@ -1,5 +1,6 @@
-"""A form for the answer: the ids that can follow each text, also inside a draft. Target and drafter are masked alike,
-so the text is plain constrained decoding's. Knows states (sampling/types.py), no grammars and no text.
+"""A form for the answer: the ids that can follow each prefix, also inside a draft. The logits of target and drafter get
+the same mask, so the text equals constrained decoding without drafts. Knows a form's states (`FormState` in
+sampling/types.py), no grammars and no text.
 """
 
 import torch
@@ -19,8 +20,8 @@ class FormConstraint:
         self._answers: list[tuple[list[int], list[int], list[FormState | None]]] = []  # prompt, tokens, states
 
     def begin(self, rows: Rows) -> None:
-        """Begin answers to these rows; a run within another's continues its answers. UserError where one prompt is
-        the beginning of another: a text would have two states."""
+        """Begin answers to these rows; a run nested in another one continues the outer run's answers. UserError if one
+        prompt is the beginning of another: a text would have two states."""
         self._answers = self._answers or [([*row], [], [self._state]) for row in dict.fromkeys(map(tuple, rows))]
         prompts = [prompt for prompt, *_ in self._answers]
         if any(long[: len(short)] == short for short in prompts for long in prompts if long is not short):
@@ -40,10 +41,10 @@ class FormConstraint:
         return None
 
     def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
-        """Return logits [..., n] with -inf for ids that cannot follow their prefixes. Where all others have -inf too
-        they are equally likely, whatever banned them; a row that lacks them all stays as it is.
+        """Return logits [..., n] with -inf for ids that cannot follow their prefixes. If all ids that can follow have
+        -inf already, they become equally likely; a row in which no id can follow stays as it is.
 
-        `ids` [n]: those that the logits are of; None: all.
+        `ids` [n]: the id of each column; None: all ids.
         """
         flat, states = logits.reshape(-1, logits.shape[-1]), list(map(self.at, prefixes))
         with single_thread_if_small(logits.numel()):

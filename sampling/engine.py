@@ -1,4 +1,4 @@
-"""An engine: a model that keeps its drafter, for many prompts at a time, thin over the one loop.
+"""An engine: a model that keeps its drafter, for many prompts at a time; a thin layer over the decode loop.
 
 For callers who come from serving engines: load once, switch speculative decoding on and off, pass a list of prompts
 and a generation config, transformers' own or a dict of its names. A setting that cannot be honoured is refused by name;
@@ -122,7 +122,8 @@ def _processor(values: Json, sampled: bool) -> LogitsProcessor:
 
 
 def _bias(values: Json) -> Bias:
-    """Return transformers' `sequence_bias`, `bad_words_ids` and `suppress_tokens`. UserError for none of its forms."""
+    """Return transformers' `sequence_bias`, `bad_words_ids` and `suppress_tokens` as one bias. UserError for values of
+    another form."""
     given = values.get("sequence_bias", {})
     try:
         bias = {tuple(ids): amount for ids, amount in (given.items() if isinstance(given, Mapping) else given)}
@@ -138,7 +139,7 @@ Prompts = str | Sequence[Any]  # a text, or texts, messages or lists of ids
 
 
 def listed(prompts: Prompts) -> list[Any]:
-    """Return the prompts as a list; a text is one prompt. UserError for anything that holds none."""
+    """Return the prompts as a list; a text is one prompt. UserError for anything but a text or several prompts."""
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, Mapping):
@@ -205,7 +206,7 @@ class Engine:
                 id, a loaded module with the published weight names, a student or its LM.
 
         Raises:
-            UserError: no drafter, one that does not fit, or too many tokens; the drafter of before stays enabled.
+            UserError: no drafter, one that does not fit, or too many tokens; the earlier drafter stays enabled.
         """
         count = self.max_n_spec_tokens if n_spec_tokens is None else whole("n_spec_tokens", n_spec_tokens, 1, ALLOWED)
         if count > self.max_n_spec_tokens:
@@ -247,7 +248,7 @@ class Engine:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
 
         Raises:
-            UserError: for no prompt, a prompt that is none, and settings that cannot be honoured.
+            UserError: no prompts, a value that is no prompt, or a setting that cannot be honoured.
         """
         config = read_config(self.model if generation_config is None else generation_config)
         rows = [self.ids_of(prompt, number) for number, prompt in enumerate(listed(prompts), 1)]
@@ -272,8 +273,8 @@ class Engine:
         room_of(self._lm, first_rows(rows, self._lm.open(rows)), Limits(1))
 
     def ids_of(self, prompt: Any, number: int) -> list[int]:
-        """Return the ids of prompt `number`: a text (a user's message if there is a template), messages, or ids.
-        UserError for messages without a template, and for anything else."""
+        """Return the ids of prompt `number`, which is a text (a user's message if there is a template), messages, or
+        ids. UserError for messages without a template, and for any other prompt."""
         messages = isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], dict)
         templated = carries_template(self.tokenizer, self.template)
         if messages and not templated:

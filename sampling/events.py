@@ -73,7 +73,7 @@ class Proposal(NamedTuple):
 EPSILON, DELTA = 0.09, 0.3
 # The β = 1/T at which a position may keep the sum over the tokens that it does not name.
 INVERSE_TEMPERATURES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
-ENOUGH = 20  # alternatives of a position, from which on that sum is kept
+ENOUGH = 20  # a position with at least this many alternatives keeps that sum
 
 
 class Position(NamedTuple):
@@ -89,7 +89,7 @@ class Position(NamedTuple):
     rest: tuple[float, ...] = ()
 
     def trimmed(self, count: int, needed: Collection[int]) -> "Position":
-        """Return it with `count` alternatives, and those of `needed`, of target and drafter."""
+        """Return the position with `count` alternatives of target and drafter, and those of `needed`."""
         target = tuple(each for at, each in enumerate(self.target) if at < count or each.token in needed)
         drafter = tuple(each for at, each in enumerate(self.drafter) if at < count or each.token in needed)
         return self._replace(target=target, drafter=drafter, rest=self.rest if count >= ENOUGH else ())
@@ -103,11 +103,12 @@ class Odds(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The examination of draft `node`, accepted with this chance: if its coin's `number`, drawn from (0, 1), is less;
-    without a coin (None) if the target drew the draft's token.
+    """The examination of draft `node`, which is accepted with this chance: with a coin, if the uniform `number` in
+    (0, 1) is less; without one (`number` None), if the target draws the draft's token.
 
-    `p` and `q` are the probabilities of the token after all settings: the target's, for a coin what refused siblings
-    left of it, and the drafter's (1 for a point mass); None in greedy decoding, `q` also where no coin decides."""
+    `p` and `q` are the token's probabilities after all settings: the target's (for a coin, in the residual that refused
+    siblings left) and the drafter's (1 for a point mass). Both are None in greedy decoding, `q` also under the
+    point-mass rule."""
 
     node: int
     chance: float
@@ -118,19 +119,20 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One round of one row. The first Step of a row is its prefill round: nothing drafted.
+    """One round of one row. The first Step of a row is its opening round: nothing is drafted.
 
     `drafted` are the proposed tokens in draft order and `parents[i]` the index of node i's parent
     (-1: the committed prefix; a chain is -1, 0, 1 …). `path` indexes into `drafted`: the accepted
     nodes. `token` is the target's own token (correction or bonus), or None when an accepted stop
     token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
-    the *examined* nodes in examination order: the accepted ones, then the refused one.
+    the *examined* nodes in examination order: the accepted ones, then the refused ones (`rejected`).
     `top2_gap` is the gap of the target's two best logits where the round ended; None means that the Step is a piece of
     text from a server, `token` the piece's id, and `target_p` the piece's own probability where the server gives that.
     All seconds are divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
     itself beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
     accepted if the target draws it: with chance p(x), for any `draft_p`, the drafter's own probability.
-    `positions`, one for each emitted token, `odds`, one for each draft, and `trials`, in their order, are optional.
+    `inner` are the reviews of a cascade in this round. `positions`, one for each emitted token, `odds`, one for each
+    draft, and `trials`, in examination order, are optional.
     """
 
     row: int
@@ -218,8 +220,9 @@ Fate = Literal["kept", "finished", "dropped", "merged"]
 class Beam(NamedTuple):
     """A candidate of a beam search: beam `parent` of the step before, grown by `token`.
 
-    `parent` counts the beams that step kept, in their order (0 in the first step: the prompt). `log_p` is Σ log p of
-    the whole answer so far, `score` that with the length penalty. A "merged" one is an answer that a better one has.
+    `parent` is an index into the beams that the step before kept (0 in the first step: the prompt). `log_p` is Σ log p
+    of the whole answer so far, `score` is `log_p` with the length penalty. A "merged" candidate is the answer of a
+    better one but for its stop id.
     """
 
     parent: int
@@ -266,9 +269,9 @@ def by_row(steps: Iterable[Step]) -> dict[int, list[Step]]:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A row ended: by a stop token, at its length or context limit, or by an interrupt.
+    """A row ended: by a stop token or stop string, at its length or context limit, or by an interrupt.
 
-    `report`: what a server says of its answer.
+    `report`: the figures that a server gives with its answer.
     """
 
     row: int

@@ -49,9 +49,10 @@ class InferenceConfig:
         max_input_len: the most tokens of a prompt.
         prompt_template: "llama", "vicuna", "baichuan", or a text with {input_text}; None: prompts as they are.
         do_sample, top_k, top_p, temperature, no_repeat_ngram_size, repetition_penalty: as transformers means them.
-        ignore_eos: go on to the last token.
+        ignore_eos: write all `max_output_len` tokens, past end tokens.
         max_n_spec_tokens: the most tokens that a round may draft.
-        unused: its other names; they change nothing and are warned of once. Beams and forced end tokens are refused.
+        unused: its other settings; they change nothing, and each is warned of once. Beams and forced end tokens are
+            refused.
 
     Raises:
         UserError: a value that cannot be honoured. TypeError: an unknown name.
@@ -184,7 +185,7 @@ class InferenceEngine(Engine):
             A text for each prompt, which begins with the prompt; with `return_token_ids` the texts and the new ids.
 
         Raises:
-            UserError: an unusable argument. The queue and the config of before stay.
+            UserError: an unusable argument. The queue and the earlier config stay.
         """
         given = self.generation_config if generation_config is None else generation_config
         config = read_config(given)

@@ -77,8 +77,8 @@ def generate(
         is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
 
     Raises:
-        UserError: at the call, a prompt that is empty or that leaves the context no room; several for a drafter that
-            follows one.
+        UserError: at the call, a prompt that is empty or fills the context; several prompts for a drafter that takes
+            one.
     """
     if session is None:
         traits = drafter.traits
@@ -146,12 +146,12 @@ class Clock:
         self._seconds = defaultdict[str, float](float)
 
     def start(self) -> Clock:
-        """Begin to count; what was not counted since the last lap is lost."""
+        """Begin to count now; the time since the last lap is not counted."""
         self._since = time.perf_counter()
         return self
 
     def lap(self, part: str) -> None:
-        """Count the time since the last lap as this part's, with the passes that the device still runs for it."""
+        """Count the time since the last lap as this part's; the part "verify" ends when the device has finished."""
         if part == "verify":
             synchronize(self._device)
         now = time.perf_counter()
@@ -159,14 +159,15 @@ class Clock:
         self._since = now
 
     def take(self) -> dict[str, float]:
-        """Return the seconds of each part, the time since the last lap as overhead, and count the next round's."""
+        """Return the seconds of each part, with the time since the last lap as overhead, and begin again at 0."""
         self.lap("overhead")
         seconds, self._seconds = self._seconds, defaultdict(float)
         return seconds
 
 
 class _Gain(NamedTuple):
-    """What a round brought a row: accepted nodes (cut at a stop), its own token, and why the row ends, if it does."""
+    """A row's gain in a round: accepted nodes (cut at a stop), the target's own token, and why the row ends, if it
+    does."""
 
     path: list[int]
     token: int | None
@@ -175,8 +176,8 @@ class _Gain(NamedTuple):
 
 @dataclass
 class _Run:
-    """The rows still active: `ids[i]` is the caller's number of `rows[i]`, `ends[i]` its longest length. Where several
-    processes share the target the first one drafts and decides."""
+    """The state of a run. `ids[i]` is the caller's number of the active row `rows[i]`, `ends[i]` the length at which it
+    ends. If several processes share the target, the first one drafts and decides."""
 
     lm: LM
     session: Session
@@ -230,8 +231,8 @@ class _Run:
                 yield Finished(step.row, gain.reason)
 
     def propose(self, budget: Budget, keys: Keys) -> Draft:
-        """Return the round's draft, of no nodes where nothing may be drafted; for a process other than the first one
-        the trees alone."""
+        """Return the round's draft, without nodes if nothing may be drafted. Processes other than the first one get the
+        trees alone."""
         draft = Draft.empty(len(self.rows))
         if is_first_process() and max(budget.depth_with_forced or budget.max_depth) > 0:
             draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
@@ -260,9 +261,9 @@ class _Run:
         return most if reach is None else min(most, reach)
 
     def _extended(self, row: list[int], end: int, tree: DraftTree, nodes: list[int], token: int) -> _Gain:
-        """Append a row's gain to it: the accepted `nodes` of its draft and its own token.
+        """Append the accepted `nodes` of its draft and the target's own token to a row, and return this gain.
 
-        The earliest stop ends it; no token after a stop is emitted. Drafts beyond the budget get no more room either.
+        The earliest stop token ends the row; no token after it is emitted. Drafts beyond `end` are cut.
         """
         path = nodes[: end - len(row)]
         for count, node in enumerate(path, start=1):
@@ -310,7 +311,7 @@ class _Run:
         drafting = proposed + seconds["observe"] + waited
         timed = Seconds(drafting / share, *(seconds[part] / share for part in ("verify", "sample", "overhead")))
         steps = list[Step]()
-        # The step has the budget after limits: a row that was limited did not draft less by choice.
+        # The step has the budget cut to the room left: a row near its end did not draft less by choice.
         for (row, start), tree, gain, gamma in zip(keys, draft.trees, gains, budget.max_depth, strict=True):
             facts = facts_on(verdict, len(steps), [-1, *gain.path])
             step = step_of(tree, gain.path, gain.token, facts, draft.probs is None, row, gamma, calls, timed)

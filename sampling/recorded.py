@@ -36,7 +36,7 @@ Starts = Sequence[Sequence[Sequence[int]]]
 
 _TENSOR = re.compile(
     r"tensor\(\s*(\[[\s,]*(?:\[[^\[\]]*\][\s,]*)+\]|\[[^\[\]]*\])[^()\[\]]*\)|\S+"
-)  # or any other word
+)  # a printed tensor (group 1: its numbers), or any other word
 _ROW = re.compile(r"\[[^\[\]]*\]")
 _SHORTENED = " (torch has shortened a tensor: torch.set_printoptions(threshold=…))"
 
@@ -60,7 +60,7 @@ def _rows(file: Path, text: str) -> Iterator[tuple[int, IdTuple]]:
 def _split(
     file: Path, rows: list[tuple[int, IdTuple]], starts: Starts | None, prompt_tokens: int | None
 ) -> Iterator[tuple[IdTuple, IdTuple]]:
-    """Yield each row as prompt and answer."""
+    """Yield each row as (prompt, answer). `starts` and `prompt_tokens` as in :func:`read_answers`."""
     if starts is None and not prompt_tokens:
         raise UserError(f"{file}: its rows hold prompts and answers together: tell the prompts, or their tokens")
     if starts is not None and prompt_tokens:
@@ -70,12 +70,12 @@ def _split(
     if starts is not None and len(rows) > len(starts):
         raise UserError(f"{file}:{rows[len(starts)][0]}: row {len(starts) + 1} has no prompt, there are {len(starts)}")
     for number, (line, row) in enumerate(rows):
-        known = [row[:prompt_tokens]] if starts is None else [tuple(ids) for ids in starts[number]]
-        apart = starts is not None and prompt_tokens == 0
-        prompt = known[0] if apart else next((ids for ids in known if ids and _begins(row, ids)), None)
+        prompts = [row[:prompt_tokens]] if starts is None else [tuple(ids) for ids in starts[number]]
+        answer_alone = starts is not None and prompt_tokens == 0
+        prompt = prompts[0] if answer_alone else next((ids for ids in prompts if ids and _begins(row, ids)), None)
         if prompt is None:
             raise UserError(f"{file}:{line}: row {number + 1} does not begin with its prompt")
-        answer = row if apart else row[len(prompt) :]
+        answer = row if answer_alone else row[len(prompt) :]
         if not answer:
             raise UserError(f"{file}:{line}: row {number + 1} of {len(row)} tokens has no answer after its prompt")
         yield prompt, answer
@@ -139,7 +139,7 @@ class RecordedAnswers:
     @property
     def best(self) -> int:
         """Return the number of likeliest ids known at every position; 1: only the recorded one."""
-        counts = [[1] if len(said.best) < len(said.answer) else list(map(len, said.best)) for said in self.answers]
+        counts = [[1] if len(each.best) < len(each.answer) else list(map(len, each.best)) for each in self.answers]
         return max(1, min(min(each, default=1) for each in counts))
 
 
@@ -389,13 +389,13 @@ class RecordedLM(LM):
         """Return a recording as an LM; its header outranks `end_id` and `start_id`."""
         header = recording.header
         return RecordedLM(
-            {said.prompt: said.answer for said in recording.answers},
+            {recorded.prompt: recorded.answer for recorded in recording.answers},
             header.get("end_id", end_id),
             header.get("vocab_size") if vocab_size is None else vocab_size,
             name,
             header.get("context", 1 << 30),
             header.get("start_id", start_id),
-            {said.prompt: said.best for said in recording.answers if said.best},
+            {recorded.prompt: recorded.best for recorded in recording.answers if recorded.best},
         )
 
     def open(
@@ -421,7 +421,8 @@ class RecordedSession(Session):
         self.source = prompt if lm.start_id is not None else None
         self.initial = prompt if lm.start_id is None else [[lm.start_id] for _ in prompt]
         each = zip(self.initial, prompt, strict=True)
-        self._said = [(first + lm.answer(row), lm.best.get(tuple(row), [])) for first, row in each]  # texts, likeliest
+        # Of each row its whole text, and the likeliest ids at each position of the answer.
+        self._texts = [(first + lm.answer(row), lm.best.get(tuple(row), [])) for first, row in each]
         self._cached: Rows = [[] for _ in prompt]
 
     def rollback(self, rows: Rows) -> list[int]:
@@ -435,7 +436,7 @@ class RecordedSession(Session):
         self._cached = [list(row) for row in rows]
         logits = torch.zeros(len(rows), draft.width + 1, self.lm.vocab_size)
         for index, (row, tree) in enumerate(zip(rows, draft.trees, strict=True)):
-            text, best = self._said[index]
+            text, best = self._texts[index]
             for column, depth in enumerate([0, *tree.depths, *[0] * (draft.width - len(tree.depths))]):
                 at, answered = len(row) + depth, len(row) + depth - len(self.initial[index])
                 ids = best[answered] if 0 <= answered < len(best) else ()
@@ -445,7 +446,7 @@ class RecordedSession(Session):
 
     def select(self, rows: Tensor) -> None:
         chosen = rows.tolist()
-        self._said = [self._said[row] for row in chosen]
+        self._texts = [self._texts[row] for row in chosen]
         self._cached = [list(self._cached[row]) for row in chosen]
         self.initial = [self.initial[row] for row in chosen]
         self.source = self.source and [self.source[row] for row in chosen]

@@ -13,7 +13,7 @@ from torch import Tensor
 from sampling.types import Rows, Session, Traits
 from utils.errors import UserError
 
-_NEAR = 32  # searched first, since sequences mostly differ near their ends
+_NEAR = 32  # last tokens, which are searched first: sequences mostly differ near their ends
 
 
 Item = TypeVar("Item")
@@ -53,13 +53,13 @@ def first_rows(prompt: Rows, session: Session) -> Rows:
 
 
 def check_rows(traits: Traits, prompt: Rows) -> None:
-    """Raise UserError for several rows and a drafter that follows one, by its name."""
+    """Raise UserError, with the drafter's name, for several rows if it drafts for one only."""
     if len(prompt) > 1 and traits.one_row:
         raise UserError(f"{', '.join(traits.names)} drafts for one prompt at a time, got {len(prompt)}")
 
 
 def lead(prompt: Rows, session: Session) -> Rows:
-    """Return the tokens before each row for a drafter: none, or the prompt if rows do not hold it."""
+    """Return the tokens that a drafter sees before each row: none, or the prompt if an encoder reads it."""
     return [[] if session.source is None else list(row) for row in prompt]
 
 

@@ -4,8 +4,8 @@ A draw is the argmax of log p + Gumbel noise, computed as an exponential race (p
 The target's noise is keyed by (seed, row, position), so a token of a sequence does not depend on
 how many drafts were tried before it. Coins and the drafters' own draws come from other streams, and
 their keys also hold the committed lengths at which the round, and each round of a cascade inside it,
-began. Nothing is counted: equal calls give equal text, and no key comes twice in one text, whoever
-built the sampler. Knows no text, no models; never touches torch's global generator.
+began. There is no counter: equal calls give equal text with any sampler of the same settings, and no
+key is used twice within one text. Knows no text, no models; never touches torch's global generator.
 
 The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the key), the same on every device.
 """
@@ -24,7 +24,7 @@ from utils.errors import UserError, raise_first
 from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
-_Anything: Any = object  # to the type checker a view has every attribute; a Sampler's defaults would hide the other's
+_Anything: Any = object  # for the type checker a view has every attribute; as a Sampler it would inherit defaults
 
 Coupling = Literal["rejection", "gumbel"]
 DraftSampling = Literal["law", "greedy"]  # draw drafts from the drafter's law (its distribution), or the likeliest
@@ -33,7 +33,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
 _MEAN = 0.5772156649015329  # of Gumbel noise
-_ROUNDED = 1e-4  # quotients are rounded by far less
+_ROUNDED = 1e-4  # relative error, far above that of a quotient
 
 
 def _mix(word: int) -> int:
@@ -86,7 +86,7 @@ def stream_key(seed: int, stream: int, *parts: int) -> int:
 
 
 def _part(word: int, part: int) -> int:
-    """Return the key of a word's parts and one more."""
+    """Return the key `word` extended by one more part."""
     return _mix((word + (part + 1) * _GOLDEN) & _WORD)
 
 
@@ -130,7 +130,7 @@ class KeyedSampler(Sampler):
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
         before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
-        return [_part(before, place) for place in range(position, position + count)]
+        return [_part(before, at) for at in range(position, position + count)]
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits
@@ -191,13 +191,13 @@ class KeyedSampler(Sampler):
 
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:
-    """Return p / E, E being the exponential numbers of uniform ones, float64 of probs' shape."""
+    """Return p / E, with E the exponential numbers made of `noise`, uniform numbers in float64 of the same shape."""
     noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps)
     return torch.div(probs, noise.neg_().log1p_().neg_(), out=noise)
 
 
 def _compiled(probs: Tensor) -> bool:
-    """Return whether a compiled walk finds the candidates. Kernels are not loaded for it, but by compiled passes."""
+    """Return whether the compiled kernels can find the candidates of a race; they are not loaded for this alone."""
     return (
         probs.device.type == "cpu"
         and probs.dtype == torch.float32
@@ -221,7 +221,7 @@ def _quick_race(probs: Tensor, state: int) -> int:
 
 
 class SamplerView(_Anything):  # type: ignore[misc]
-    """A view of another sampler: whatever a subclass does not override is the other's."""
+    """A view of another sampler, which has all attributes that a subclass does not override."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -270,6 +270,6 @@ class DraftingSampler(SamplerView):
 
     @cached_property
     def _start_lengths(self) -> dict[int, tuple[int, ...]]:
-        """By row; computed at the first draw."""
+        """Return the committed lengths at those starts, by row; computed at the first draw."""
         outer = {} if self._outer is None else self._outer._start_lengths
         return {row: (*outer.get(row, ()), length) for row, length in self._starts}

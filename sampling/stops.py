@@ -92,7 +92,7 @@ class _Row:
 
 
 def _shortened(step: Step, kept: int, token: int | None) -> Step:
-    """Return a round with its first `kept` tokens and then `token`, whatever it cost."""
+    """Return a round with only its first `kept` tokens and then `token`; its costs stay."""
     if kept == len(step.emitted) and token is None:
         return step
     path = step.path[:kept]

@@ -33,7 +33,7 @@ class Rule(IntEnum):
     POINT = 0  # point masses under every sampler
     DRAWN = 1  # drawn from distributions that the draft carries; verified in turn
     BLOCK = 2  # drawn chains, verified as a whole
-    TYPICAL = 3  # lossy, not exact: a likely enough token passes, whatever was drawn and whoever drafted it
+    TYPICAL = 3  # lossy, not exact: a draft that the target holds likely enough is accepted, whoever drafted it
 
 
 # The states of a model that are wanted: i ≥ 0 is the input of its layer i (transformers' `hidden_states[i]`), −1 the
@@ -41,7 +41,7 @@ class Rule(IntEnum):
 Hidden = bool | tuple[int, ...]
 
 
-Allocate = Callable[[int, int], int]  # rows, numbers of each → the address of memory for them, in float32
+Allocate = Callable[[int, int], int]  # rows, numbers in a row → the address of memory for so large a float32 matrix
 
 
 def states_of(*hidden: Hidden) -> tuple[int, ...]:
@@ -58,7 +58,7 @@ class Traits:
     rule: Rule = Rule.DRAWN
     needs_hidden: Hidden = False  # the target's states that it reads: open the target's session with them
     needs_kv: bool = False  # it reads the target's keys and values
-    one_row: bool = False  # it follows a single row: several prompts at a time are refused by its name
+    one_row: bool = False  # it drafts for a single row: several prompts at a time raise an error with its name
     reads_one_row: bool = False  # uses hidden states only for a batch of one
     shared_noise: bool = False  # it reads the noise of the target's draw (point masses only)
     tree: bool = False  # best-first trees of one row, if the target takes trees; else chains
@@ -82,7 +82,7 @@ class Budget:
     max_nodes: int | None = None  # nodes of a row; None: the drafter's own number (a best-first tree: depth)
     costs: NodeCosts | None = None  # None: costs are unknown, every node stays
     opportunity_cost: float | None = None  # tokens emitted in the time of the drafter's model; None: unknown
-    depth_with_forced: list[int] | None = None  # the same with tokens that a constraint forces; None: max_depth
+    depth_with_forced: list[int] | None = None  # max_depth, tokens that a constraint forces included; None: max_depth
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Facts(Protocol):
     """The facts of a position's logits (sampling/verify/facts.py)."""
 
     @property
-    def likeliest(self) -> list[tuple[int, float]]: ...  # ids with their probabilities in the draw; [] unknown
+    def likeliest(self) -> list[tuple[int, float]]: ...  # ids, their probabilities in the draw; []: unknown
     @property
     def gap(self) -> float: ...  # between the two largest logits
     def p(self, token: int) -> float: ...  # at temperature 1
@@ -180,7 +180,7 @@ class Distributions(Protocol):
     def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """Return those of M rows after M nodes (-1: the root), [M, V]."""
 
-    def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None where they are not cheap
+    def facts(self, row: int, node: int) -> Facts | None: ...  # of the logits there; None if they take long to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +190,12 @@ class Verdict:
     path: Rows  # of each row the accepted nodes from the root
     token: list[int]  # of each row the verifier's own token (correction or bonus); -1: the row was not examined
     distributions: Distributions
-    logits: Tensor  # [B, N+1, V] raw, where the model left them
+    logits: Tensor  # [B, N+1, V] before all processors, on the model's device
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The ends of a row. `context` bounds prompt + answer; a row that reaches it ends with "length"."""
+    """The limits of an answer. `context` bounds prompt + answer; a row that reaches it ends with "length"."""
 
     max_new_tokens: int
     stop: frozenset[int] = frozenset()
@@ -254,7 +254,7 @@ class Network(Protocol):
 
 
 class RaggedNetwork(Network, Protocol):
-    """A network of which each row has separate slots: a token goes to the slot of its position."""
+    """A network whose rows may have different lengths in the cache: a token goes to the slot of its position."""
 
     def forward(
         self,
@@ -330,7 +330,7 @@ class Session(Protocol):
         softmax; None where this is no quicker than to score. LogitsError for NaN or +inf among the logits."""
         return None
 
-    # What a source of drafts may ask beyond that. Reduced ids as above.
+    # Further methods for sources of drafts. Their columns are the ids in `reduced_ids`.
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [B, n] after one more token of each row, [B] on the session's device: the host need not know
@@ -338,12 +338,12 @@ class Session(Protocol):
         raise UserError(f"{self.described} reads no tokens that the host does not know")
 
     def fill_in(self, tokens: Rows) -> None:
-        """Say which tokens the last steps read, of each row. UserError unless `can_step`."""
+        """Give the tokens of each row that the last steps read. UserError unless `can_step`."""
         raise UserError(f"{self.described} reads no tokens that the host does not know")
 
     def grow(self, tokens: list[int], parents: list[int]) -> Tensor:
-        """Return logits [M, n] after the last M of N nodes of a tree that follows the row just scored; the first N − M
-        are known. `parents` [N] are indices in `tokens`, -1 the row. UserError unless `can_grow`."""
+        """Return logits [M, n] after the last M of N nodes of a tree that follows the row just scored; earlier calls
+        read the first N − M. `parents` [N] are indices in `tokens`, -1 the row. UserError unless `can_grow`."""
         raise UserError(f"{self.described} grows no trees")
 
 
@@ -387,7 +387,7 @@ class LM(Protocol):
 
 
 class FormState(Protocol):
-    """What a form for the answer lets follow one text. A state does not change: each text has its own.
+    """The tokens that can follow one text under a form. A state never changes: each text has its own.
 
     `forced`: the only token that can follow, None if several can. `refused` [V] bool, on the host: the ids that cannot.
     """
@@ -411,8 +411,8 @@ class Constraint(Protocol):
 
 
 class Filters(NamedTuple):
-    """What a draw is from: the softmax of biased logits at a temperature, 0 for the largest alone, and of that what
-    top-k, then top-p, then min-p leave; all of it by default."""
+    """The distribution of a draw: the softmax of biased logits at a temperature (0: the largest logit alone), of which
+    top-k, then top-p, then min-p keep a part; by default they keep all of it."""
 
     temperature: float
     top_k: int = 0
@@ -421,16 +421,16 @@ class Filters(NamedTuple):
 
 
 class Sampler(Protocol):
-    """The only source of randomness: all noise is a function of its seed and its key, and nothing is counted."""
+    """The only source of randomness: all noise is a function of the seed and a key; there is no counter."""
 
     constraint: Constraint | None = None  # which ids can follow a text
-    biases: bool = False  # whether `biased` changes logits: where it does not, drafts may be read without asking it
+    biases: bool = False  # whether `biased` changes logits; if not, callers may skip it
 
     needs_prefixes: bool  # the distribution depends on the tokens before, or on which id a logit is of
     point_mass: bool  # drafts are point masses (greedy drafts, gumbel coupling)
     greedy: bool = False  # the draw is the largest logit after any prefix
-    filters: Filters | None = None  # those of a draw from the softmax that they leave and the noise of `noise_states`
-    notes: bool = False  # every coin is noted, so that none may be tossed that decides nothing
+    filters: Filters | None = None  # if the draw is by these alone, with the noise of `noise_states`; None: it is not
+    notes: bool = False  # every coin is recorded, so that none may be tossed that decides nothing
     banned: frozenset[int] = frozenset()  # the ids that are never drawn
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
@@ -438,7 +438,7 @@ class Sampler(Protocol):
         return [0] * count
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return logits [..., n] of these ids (None: of all) with each id's bias; those of every model, once."""
+        """Return logits [..., n] of these ids (None: of all) with each id's bias added, for every model, once."""
         return logits
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
@@ -459,7 +459,7 @@ class Sampler(Protocol):
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> Sampler:
         """Return the drafter's view in the round that begins at `starts` (row, committed length): with separate
-        noise, or the target's under gumbel coupling. A view returns the view of a round inside its round."""
+        noise, or the target's under gumbel coupling. The view's own `drafting` returns the view of a nested round."""
 
     def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """Return the term that the target's own draw there adds to the logit of each id.
@@ -498,7 +498,7 @@ class Drafter(Protocol):
         return ()
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open an answer beside the outermost target and the immediate reviewer."""
+        """Open an answer. `target` is the outermost one, `verifier` the model that reviews this drafter's drafts."""
         return
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
@@ -522,8 +522,8 @@ class Drafter(Protocol):
 class GammaController(Protocol):
     """Chooses how much to draft. Decides from past rounds only, and touches no drafter."""
 
-    def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, by row ids
-    def observe(self, steps: list[Step], promised: float) -> None: ...  # a round: of each row, and `Draft.promised`
+    def budget(self, rows: list[int]) -> Budget: ...  # of the coming round, for the rows with these numbers
+    def observe(self, steps: list[Step], promised: float) -> None: ...  # a Step a row, and the `Draft.promised`
 
 
 @dataclass(frozen=True, slots=True)

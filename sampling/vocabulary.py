@@ -45,24 +45,24 @@ def likeliest_of_each(logits: Tensor, count: int) -> list[dict[int, float]]:
         address, step = logits.data_ptr(), 4 * logits.stride(0)
         return [likeliest_at(address + step * row, size, count) for row in range(rows)]
     logits = logits.float()
-    values, places = logits.topk(min(count, size), dim=-1)
-    chances, where = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), places)
-    check_finite(chances)
-    return [dict(zip(*row, strict=True)) for row in zip(where.long().tolist(), chances.tolist(), strict=True)]
+    values, indices = logits.topk(min(count, size), dim=-1)
+    probs, ids = fetched((values - logits.logsumexp(dim=-1, keepdim=True)).exp(), indices)
+    check_finite(probs)
+    return [dict(zip(*row, strict=True)) for row in zip(ids.long().tolist(), probs.tolist(), strict=True)]
 
 
 def likeliest_at(address: int, size: int, count: int) -> dict[int, float]:
-    """:func:`likeliest_of_each` of `size` logits at an address, a multiple of 16."""
+    """Return :func:`likeliest_of_each` for one row of logits at an address; `size` is a multiple of 16."""
     seen = walk(address, size, count)
     check_number(seen.mass)
     ids, values = seen.ids[:count], seen.values[:count]
-    known = zip(ids, values, strict=True)
-    return {token: math.exp(value - values[0]) / seen.mass for token, value in known if token >= 0}
+    pairs = zip(ids, values, strict=True)
+    return {token: math.exp(value - values[0]) / seen.mass for token, value in pairs if token >= 0}
 
 
 @contextmanager
 def single_thread_if_small(values: int) -> Iterator[None]:
-    """Run torch in one thread while it works on few values; bits do not depend on it."""
+    """Run torch in one thread while it works on few values; the results have the same bits."""
     threads = torch.get_num_threads() if values < _PARALLEL else 1
     if threads > 1:
         torch.set_num_threads(1)

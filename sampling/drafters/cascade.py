@@ -49,8 +49,8 @@ from utils.timing import Stopwatch
 def joint_traits(parts: Sequence[Drafter]) -> Traits:
     """Return the traits of drafters together. Their rule is the highest, under which point masses are distributions.
 
-    UserError, by name, for a part that reads the target's noise beside drawn drafts: the token after a rejection is
-    drawn with that noise, which must not have chosen the rejected one.
+    UserError, with its name, for a part that reads the target's noise beside drawn drafts: the token after a rejection
+    is drawn with that noise, which must not have chosen the rejected one.
     """
     traits = [part.traits for part in parts]
     rule = max((part.rule for part in traits), default=Rule.POINT)
@@ -85,7 +85,7 @@ class Composite(Drafter):
         return tuple(model for member in self.members for model in member.models)
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open the answer. Members get the outermost reviewer, since one may have several."""
+        """Open the answer. Each member gets the outermost reviewer as `verifier`, since it may have several."""
         for member in self.members:
             check_rows(member.traits, prompt)
             member.start(prompt, target, verifier)
@@ -103,7 +103,7 @@ class Composite(Drafter):
         return [*map(self.traits.names.index, part.traits.names), len(self.traits.names)]
 
 
-_ALL = 1 << 30  # tokens of a call that only the room that is left cuts
+_ALL = 1 << 30  # tokens of a call that only the budget limits
 
 
 class Growing:
@@ -187,7 +187,7 @@ class ChainDrafter(Composite):
     def __init__(self, stages: Sequence[Stage]) -> None:
         super().__init__([stage.drafter for stage in stages])
         self.stages = tuple(stages)
-        # A stage may run when all but one of its tokens are there, whatever those before it might bring.
+        # A stage that lacks a single token may bring `over` more than that one.
         totals = accumulate(stage.tokens for stage in stages)
         longest = (total + stage.over for total, stage in zip(totals, stages, strict=True) if total)
         self.traits = replace(self.traits, most=max(longest, default=0))
@@ -218,10 +218,10 @@ class CascadeDrafter(Composite):
     """A drafter in which `inner` drafts, and `reviewer` reviews once a proposal and adds its own token.
 
     Args:
-        reviewer: a drafter whose model reviews. Its rule is the target's for the tokens that are passed up; its own
-            reviews go token by token.
+        reviewer: a drafter whose model reviews, token by token. By its rule the target verifies the tokens that are
+            passed up.
         inner: any drafter; in a cascade of three again a chain of cascades.
-        lenience: λ ≥ 1 of the review; the target's own review is exact with any.
+        lenience: λ ≥ 1 of the review; the target's own review is exact for every λ.
     """
 
     def __init__(self, reviewer: ModelDrafter, inner: Drafter, lenience: float = 1.0) -> None:
@@ -229,8 +229,8 @@ class CascadeDrafter(Composite):
         super().__init__((reviewer, inner))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Return at most budget.max_depth[b] tokens, at least one if that is above 0: the inner drafts that pass, then
-        the reviewer's own token.
+        """Return at most budget.max_depth[b] tokens for row b, at least one if that is above 0: the inner drafts that
+        the reviewer accepts, then its own token.
 
         Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step a
         row.
@@ -276,11 +276,11 @@ class CascadeDrafter(Composite):
 
 def _covered(draft: Draft, ids: Tensor) -> Draft:
     """Renumber the draft by the ids covered: token i is ids[i], len(ids) means any other id."""
-    place = {token: index for index, token in enumerate(ids.tolist())}
+    columns = {token: index for index, token in enumerate(ids.tolist())}
     if (probs := draft.probs) is not None:
         # The q of an id that is not covered never matters: the reviewer gives it no probability.
         probs = F.pad(probs.to(ids.device).index_select(-1, ids), (0, 1), value=1.0)
-    trees = [replace(tree, tokens=[place.get(token, len(ids)) for token in tree.tokens]) for tree in draft.trees]
+    trees = [replace(tree, tokens=[columns.get(token, len(ids)) for token in tree.tokens]) for tree in draft.trees]
     return replace(draft, trees=trees, probs=probs)
 
 
@@ -344,7 +344,7 @@ def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
 
 
 def _reviewer(drafter: Any) -> ModelDrafter:
-    """Return a model drafter, of a model a new one. UserError for a drafter that cannot review."""
+    """Return a model drafter itself, or a new one of a model. UserError for a drafter that cannot review."""
     if hasattr(drafter, "open"):
         return ModelDrafter(drafter)
     if not isinstance(drafter, ModelDrafter):

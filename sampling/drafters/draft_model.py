@@ -25,7 +25,7 @@ from utils.errors import UserError
 from utils.timing import Stopwatch
 
 WIDTH = 4  # nodes of a level that are expanded (docs/notes.md)
-FEW, MANY = 8, 16  # likeliest tokens offered greedily; under noise, which may favour an unlikely one
+FEW, MANY = 8, 16  # likeliest tokens offered: in greedy decoding, and under noise, which may favour an unlikely one
 
 
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
@@ -54,7 +54,7 @@ class ModelSource(Source):
         self._depths: list[int] = []  # tokens to draft
         self._reaches: list[int] = []  # levels, with tokens that a constraint forces
         self._base: Rows = []  # the rows, cut at the model's context
-        self._active: Rows = []  # the same with the path of the last pass
+        self._active: Rows = []  # the same rows, extended by the paths that the last pass read
         self._expanded: dict[Node | None, int] = {}  # index of each expanded node in the next two lists
         self._expanded_tokens: list[int] = []
         self._expanded_parents: list[int] = []
@@ -174,7 +174,7 @@ class ModelSource(Source):
         return columns
 
     def _fill_in(self, tokens: Rows) -> None:
-        """Say which tokens were fed, by column and row."""
+        """Give the session the tokens that its steps read, by column and row."""
         if tokens and self.session is not None:
             self.session.fill_in([list(row) for row in zip(*tokens, strict=True)])
 
@@ -211,14 +211,14 @@ class ModelSource(Source):
         return self._likeliest(self.session.grow([*self._expanded_tokens], [*self._expanded_parents]), known)
 
     def _likeliest(self, logits: Tensor, nodes: list[Node]) -> dict[Node, list[Offer]]:
-        """Return the likeliest tokens of each row of logits [M, n], after M nodes; of those that can follow."""
+        """Return the likeliest tokens that can follow, by logits [M, n] after M nodes."""
         logits = self._biased(logits, self._short)
         if self._constraint is not None:
             logits = self._constraint.masked(logits, list(map(self._row_to, nodes)), self._short)
         return dict(zip(nodes, map(self._named, likeliest_of_each(logits, self._count)), strict=True))
 
     def _named(self, probs: dict[int, float]) -> list[Offer]:
-        """Return the ids of columns that have a probability, with it."""
+        """Return the columns of probability above 0 as offers: ids with their probabilities."""
         return [(index if self._short_ids is None else self._short_ids[index], p) for index, p in probs.items() if p]
 
 
@@ -232,7 +232,7 @@ class BlockSource(ModelSource):
 
     whole = True
     session: BlockSession
-    confidence: list[float]  # largest of each depth that this round examined
+    confidence: list[float]  # the largest estimate at each depth that this round examined
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
         super().follow(rows, texts, depths, sampler)
@@ -319,8 +319,13 @@ class ModelDrafter(Proposer):
         if not any(depth < chain.width for depth in model.columns):
             return chain
         if (probs := model.drawing.probs(model.columns, chain.width)) is not None:
-            each = [(row, tree, node) for row, tree in enumerate(chain.trees) for node in range(len(tree.tokens))]
-            for row, tree, node in (one for one in each if one[1].source[one[2]] == len(self.sources)):  # forced
+            forced = [
+                (row, tree, node)
+                for row, tree in enumerate(chain.trees)
+                for node, source in enumerate(tree.source)
+                if source == len(self.sources)
+            ]
+            for row, tree, node in forced:
                 probs[row, node] = one_hot(torch.tensor(tree.tokens[node]), probs)
         return replace(chain, probs=probs)
 

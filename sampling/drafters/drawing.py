@@ -99,7 +99,7 @@ class Drawing:
 
     @staticmethod
     def on_host(columns: list[Column]) -> list[Column]:
-        """The columns with their tokens and `draft_prob` on the host, by one transfer."""
+        """Return the columns with their tokens and `draft_prob` on the host, by one transfer."""
         if columns[0].tokens.device.type == "cpu":
             return columns
         tokens, probs = fetched(

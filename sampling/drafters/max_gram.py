@@ -18,7 +18,7 @@ from sampling.types import Rows, Sampler, Session
 def after_match(row: list[int], generated: int, most: int) -> list[int]:
     """Return up to `most` tokens after the earliest of the longest matches of the last `generated` tokens of a row; []
     if its last token never occurred before."""
-    text = "".join(chr(token % 0x110000) for token in row)  # strings are searched fast, and have that many letters
+    text = "".join(chr(token % 0x110000) for token in row)  # str.find is fast; 0x110000 is the number of characters
 
     def end_of_match(size: int) -> int:
         """Return where the last `size` tokens first end before the row's end; 0: nowhere."""
@@ -60,7 +60,7 @@ class MaxGramDrafter(Proposer):
     """Drafts point-mass chains by MaG.
 
     `tables`: their contexts of one token are the bigrams; None = no bigrams. Ids beyond the target's vocabulary are not
-    drafted. `source` [B, N] is "maxgram" for copied tokens and "bigram" after them.
+    drafted. The sources are "maxgram" for copied tokens and "bigram" after them.
     """
 
     def __init__(self, tables: StaticTables | None = None) -> None:

@@ -121,14 +121,14 @@ class Source:
         """Offer nothing in this answer."""
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        """Begin a round: the rows of the loop, the same with the tokens that precede them, the depth of each."""
+        """Begin a round. `texts` are the rows with the tokens that precede them, `depths` the most levels of each."""
 
     def offers(self, node: Node) -> list[Offer]:
         """Return the tokens that may follow a node. For a source without a model."""
         raise NotImplementedError
 
     def expand(self, nodes: list[Node]) -> list[list[Offer]]:
-        """Return the offers after each node of a level, by one pass of a model. Levels are asked in order."""
+        """Return the offers after each node of a level, by one pass of a model. Calls go from level to level."""
         raise NotImplementedError
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
@@ -197,7 +197,8 @@ class Growth:
 
 
 def _in_order(offers: list[tuple[float, int, int]]) -> list[Candidate]:
-    """Return candidates from (probability, source, token): each later one shares what those before it leave."""
+    """Return candidates from (probability, source, token): each gets its share of the probability that those before it
+    leave."""
     offers.sort(key=itemgetter(0), reverse=True)
     left, candidates = 1.0, dict[int, Candidate]()
     for prob, source, token in offers:
@@ -264,7 +265,8 @@ def tree_of(nodes: list[Node]) -> DraftTree:
 
 
 class ModelCall(NamedTuple):
-    """A level at which the model ran: the probability that the others left open, and their first token by node."""
+    """A level at which the model ran: the probability that the other sources left open, and their likeliest token after
+    each node."""
 
     depth: int
     left: float
@@ -278,9 +280,9 @@ class Proposer(Drafter):
         sources: at most one of them runs a model.
         tree: best-first trees where one row is decoded and the target takes trees; else chains.
         nodes: nodes of a tree if the budget names no number; None: as many as it has levels.
-        least: paths less likely than this are not drafted; after a less likely drawn token nothing is drawn.
+        least: paths less likely than this are not drafted; after a drawn path less likely than this nothing is drawn.
         shared_noise: chosen offers are weighed by the noise of the target's draw. Not beside drawn drafts.
-        learn: ask the model only where its measured gain pays; else by the guesses above.
+        learn: run the model only where its measured gain pays; else where the guesses MODEL_GAINS do.
         ratios: estimates that outlive this drafter; None: its own.
     """
 
@@ -350,7 +352,7 @@ class Proposer(Drafter):
     # -- growing --------------------------------------------------------------------------------
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Return a best-first tree of one row, or a chain for each row; `source` is [B, N]."""
+        """Return a best-first tree of one row, or a chain for each row."""
         texts = prepended(self._leads, rows)
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
@@ -403,8 +405,8 @@ class Proposer(Drafter):
             if noise is None
             else [_with_noise(noise, node, known) for node, known in zip(level, looked_up, strict=True)]
         )
-        asks = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
-        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if asks else repeat([])
+        may_run_model = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
+        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if may_run_model else repeat([])
         for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:
@@ -430,7 +432,7 @@ class Proposer(Drafter):
             if (token := node.state.forced) is None:
                 free += [node] if node.depth - node.forced < growth.depth else []
             elif len(growth.kept) < MOST_FORCED and (node.path >= FORCED_PATH or not growth.wide):
-                growth.most, growth.floors = growth.most + 1, [growth.floors[0], *growth.floors]  # no other's place
+                growth.most, growth.floors = growth.most + 1, [growth.floors[0], *growth.floors]  # an additional node
                 self._offered.append((node, [Candidate(token, number, 1.0, 1.0)]))
                 growth.add(node, self._offered[-1][1], self._reach)
         return free

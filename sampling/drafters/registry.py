@@ -36,10 +36,11 @@ CASCADE = ("cascade", "k_matrix", "lenience")
 class DrafterRow:
     """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
-    `needs`: a key of NEEDS. `settings`: those it depends on; of gamma only whether it is auto. `expand`: the kind of
-    tree under `expand auto`. `lane`, `pair`: the word names a lane, is a value of `--drafter`. `member`: rank among the
-    words of `--cascade`, large to small; 0 = not one. `reviews`: it may review others there. `first`: it may stand
-    before `+`. `short`: its name in a combination. `lm`: of a draft head, "module:name" of what makes its LM.
+    `needs`: a key of NEEDS. `settings`: the settings that it depends on (of `gamma` only whether it is `auto`).
+    `expand`: the kind of tree under `expand auto`. `lane`: the word names a lane. `pair`: it is a value of `--drafter`.
+    `member`: rank among the words of `--cascade`, large to small; 0: none of them. `reviews`: it may review others
+    there. `first`: it may stand before `+`. `short`: its name in a combination. `lm`: "module:name" of the function
+    that makes a draft head's LM.
     """
 
     word: str

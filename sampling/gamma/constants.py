@@ -21,18 +21,18 @@ GROWTH = 3  # a draft may be this many times as long as the longest whose pass w
 RATE = 1.5  # tokens in the time of a plain pass, before any are counted
 ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% of 128 tokens, trials included
 MARGIN = 0.0125  # passes that drafting may lose for each token
-CREDIT = 4.0  # passes that it may lose after drafts that paid; of whole drafts: this times the loss of one
-TREE_ALLOWANCE = 0.35  # the same of best-first trees, and the most that an answer begins with: 40 tokens lose under 3%
+CREDIT = 4.0  # passes that drafting may lose after drafts that paid; for a cascade, this times the loss of one draft
+TREE_ALLOWANCE = 0.35  # ALLOWANCE of best-first trees, also the most at an answer's start: 40 tokens lose under 3%
 PROBE_ALLOWANCE = 0.7  # passes that a probe may lose beyond the account
 BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
 PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least
 REFERENCES = (0, 0, 32, 64, 128)  # rounds until the next plain pass, by how many were timed: T(1) must be known
 
-# What rounds cost (sampling/gamma/costs.py)
+# Costs of rounds (sampling/gamma/costs.py)
 
 SAMPLES = 15  # latest samples of each figure
 EARLIER = 6  # an earlier measurement of drafting counts as this many samples; a warm start times eight rounds
-EARLIER_PASSES = 2  # and one of a pass as this many: passes between drafts take longer than passes in a row
+EARLIER_PASSES = 2  # samples that an earlier measurement of a pass counts as: between drafts passes take longer
 MEASURED = 2  # samples that make a measurement
 SLOPE = 0.03  # v(n) − 1 per further token, before it is measured
 DRAFT_COST = 0.1  # c, before it is measured
@@ -44,12 +44,12 @@ NEWEST = 0.4  # weight of the newest pass in the machine's speed
 OUTLIER = 0.7  # a pass that takes e^OUTLIER times as long as expected counts only if the next one does too
 RETURN = 0.02  # share of a slowdown that is dropped each pass: a lasting one becomes the normal speed
 
-# How fast is learned (sampling/gamma/ratios.py)
+# How fast ratios are learned (sampling/gamma/ratios.py)
 
 MEMORY = 0.98  # weight that an outcome keeps from round to round: 50 rounds
 FIRST = 7 / 3  # outcomes that the first guess is worth: the first real outcome has weight .3
 WORTH = 30.0  # outcomes that earlier answers are worth in a new one, at most
-RETRY = 8  # rounds after which what did not pay is tried again
+RETRY = 8  # rounds after which drafts, or passes of a model, that did not pay are tried again
 ANSWER_MEMORY = 0.9  # weight that an answer keeps from answer to answer: ten answers
 
 # Which nodes are drafted, and whether a model runs (sampling/gamma/worth.py, sampling/drafters/proposal.py)
@@ -57,8 +57,8 @@ ANSWER_MEMORY = 0.9  # weight that an answer keeps from answer to answer: ten an
 MIN_PATH = 0.03  # paths less likely than this are not drafted
 LEAST_PATH = 0.12  # under `gamma auto` a draft head's chain ends once its path is less likely than this
 NEXT_PROB = 0.5  # probability assumed for the likeliest token after a node, before the sources give theirs
-MAX_PROB = 0.97  # no token is likelier
-AFTER_DRAFTED = 0.85  # share of the offers after drafted tokens that come
+MAX_PROB = 0.97  # highest probability that a token is given
+AFTER_DRAFTED = 0.85  # accepted tokens / offered probability, after accepted drafts
 AFTER_DRAFTED_WORTH = 20.0  # outcomes that this guess is worth
 MODEL_GAINS = 0.5, 0.1  # tokens that a pass of a model brings where nothing else offers any: at the root, deeper
 MODEL_GAIN_WORTH = 10.0  # outcomes that this guess is worth

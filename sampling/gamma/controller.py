@@ -75,8 +75,8 @@ class Controller:
     more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. An answer of best-first
     trees begins with .35 passes at most, so that what one answer gained is not lost in the next; a probe may lose .7
     more. The account is in measured costs, not in seconds, so one slow call is not charged to drafts. For best-first
-    trees it counts the calibrated promise, not the accepted tokens: by these, chance would empty it where drafts gain
-    little.
+    trees the account counts the calibrated promise instead of the accepted tokens, whose chance variation would empty
+    it where drafts gain little.
 
     A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
     slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
@@ -154,7 +154,7 @@ class Controller:
     def _probe(self) -> int:
         """Return the nodes of a tree that times a pass, 0 for none.
 
-        Costs that were given, or measured on a busier machine, may keep every node out, and then nothing corrects them.
+        Costs that were given, or measured on a busier machine, may exclude every node: then no pass would correct them.
         """
         doubted = self._trial or self._rounds_without_draft > 0 or self.left >= TREE_ALLOWANCE / 2
         for nodes, rounds in self._probes.items():

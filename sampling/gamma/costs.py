@@ -75,7 +75,7 @@ class Costs:
         c: an earlier measurement of c.
         table: earlier measurements of v(n) by n.
         plain: an earlier measurement of a 1-token pass, in seconds.
-        borrowed: they are those of a batch of another size, so the plain pass must be timed again.
+        borrowed: the measurements are of a batch of another size, so the plain pass must be timed again.
 
     Raises:
         ValueError: a cost that is not positive.
@@ -109,7 +109,7 @@ class Costs:
         self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}
         self._v: list[float] = []
-        self._tabled: dict[int, float] = {}  # the medians that it was worked out from
+        self._tabled: dict[int, float] = {}  # the medians from which `_v` was computed
         self._usual = 0.0  # T(1), 0: to be worked out again
 
     def of(self, rows: int) -> "Costs":
@@ -139,14 +139,14 @@ class Costs:
         model_s: float = 0.0,
         sample_s: float = 0.0,
     ) -> None:
-        """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds teaches nothing.
+        """Count one round. Seconds are of the whole round, all rows together; a pass of zero seconds is ignored.
 
         Args:
             width: positions that the pass scored.
             drafted: tokens by which the drafter's time is divided; 0 if it did not draft.
             idle: rounds just before this one in which it did not draft.
-            model_s: a pass of the drafter's model, 0 if it ran none. Where it sometimes does, c is of
-                those rounds.
+            model_s: a pass of the drafter's model, 0 if it ran none. For a drafter that runs a model in some
+                rounds, c counts those rounds only.
             sample_s: sampling; the excess over a round without drafts counts as drafting.
         """
         if verify_s <= 0:
@@ -160,8 +160,8 @@ class Costs:
         plain = verify_s / self.v(width)[width - 1]
         if width == 1 and not drafted:
             self._sampling.add(sample_s / plain)
-        judging = sample_s / plain - self._sampling.median if self._sampling.count else 0.0
-        spent = draft_s / plain + max(0.0, judging)
+        further_sampling = sample_s / plain - self._sampling.median if self._sampling.count else 0.0
+        spent = draft_s / plain + max(0.0, further_sampling)
         if drafted and ran_model >= self._runs_model:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
         if ran_model and idle < IDLE:  # after idle rounds its pass also reads the tokens that it missed
@@ -188,7 +188,7 @@ class Costs:
 
     @property
     def _usual_plain(self) -> float:
-        """T(1), 0 if no pass was timed. A wider pass is never faster: if wider ones were by far, T(1) is theirs."""
+        """T(1), 0 if no pass was timed. A wider pass cannot be faster: if one was, by far, T(1) follows from it."""
         if not self._usual:
             own = self._passes[1].median
             wider = [
@@ -252,7 +252,7 @@ class Costs:
 def pass_times(seconds: Mapping[int, float]) -> Callable[[int], float]:
     """Return the function n → seconds of a pass over n tokens, interpolated as in `Costs.v`.
 
-    A single one holds for every n. ValueError for none, or one that is not positive.
+    A single time holds for every n. ValueError for no times, or one that is not positive.
     """
     if not seconds or min(seconds.values()) <= 0:
         raise ValueError(f"seconds of passes must be given and positive, got {dict(seconds)}")

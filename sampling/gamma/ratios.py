@@ -25,7 +25,7 @@ class RunningRatio:
     def begin(self) -> None:
         """Start a new answer from the average of the finished ones.
 
-        Answers without outcomes bring that average back to the first guess, so that nothing is given up for good.
+        Answers without outcomes bring that average back to the first guess, so that no ratio stays low forever.
         """
         self._past_actual = ANSWER_MEMORY * self._past_actual + self._actual
         self._past_expected = ANSWER_MEMORY * self._past_expected + self._expected
@@ -59,7 +59,7 @@ class RunningRatio:
         self._prior = self._weight = 0.0
 
     def with_guess(self, guess: float, worth: float) -> float:
-        """The ratio as if `guess` had been seen in `worth` outcomes more."""
+        """Return the ratio with `guess` counted as `worth` further outcomes."""
         return (self._actual + self._prior + guess * worth) / (self._expected + self._weight + worth)
 
     @property

@@ -1,4 +1,4 @@
-"""What a node of a draft and a pass of the drafter's own model are worth: how many nodes a draft keeps, and whether the
+"""The worth of a draft's nodes and of a pass of the drafter's own model: how many nodes a draft keeps, and whether the
 model runs. Knows probabilities and prices; no tokens, no sources and no clock.
 """
 
@@ -26,10 +26,10 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
 def floors_of(costs: NodeCosts, most: int) -> list[float]:
     """Return, by the number of likelier nodes, the path probability below which :func:`worthwhile` keeps no node.
 
-    No number of further nodes costs less a node than the cheapest one of them does.
+    The mean cost of further nodes is at least that of the cheapest one among them.
     """
-    believed = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
-    steps = [believed * (wider - width) for width, wider in pairwise(costs.v)]
+    scale = costs.rate / costs.calibration if costs.calibration > 0 else math.inf
+    steps = [scale * (wider - width) for width, wider in pairwise(costs.v)]
     return [*[*accumulate(reversed(steps), min)][::-1], *[math.inf] * (most + 1)][: most + 1]
 
 
@@ -38,7 +38,7 @@ class ModelWorth:
 
     Args:
         ratios: keep the gains that were measured.
-        learn: by measured gains; else by the guesses of MODEL_GAINS.
+        learn: decide by measured gains; else by the guesses MODEL_GAINS.
         alone: there are no other sources.
     """
 

@@ -1,5 +1,5 @@
-"""KV caches: buffers that grow, with crop / shift / select / fork; positions and masks of the tokens fed. Only
-this file and recurrent.py import cache_utils.
+"""KV caches: buffers that grow, with crop / shift / select / fork; positions and masks of the tokens fed. Only this
+file, recurrent.py and encoder_decoder.py import transformers' cache_utils.
 
 A slot is one position of the buffer. All rows share the number of filled slots; a session knows which slot holds which
 token of which row. Knows no models.
@@ -33,27 +33,28 @@ class Buffer:
     length: int = 0
 
     def append(self, new: Tensor) -> Tensor:
-        """Write `new` [B, heads, T, D] after the filled slots; a view of all filled slots."""
+        """Write `new` [B, heads, T, D] after the filled slots; return a view of all filled slots."""
         start, end = self.length, self.length + new.shape[2]
         data = self._with_room(new, end)
         data[:, :, start:end] = new
         return data[:, :, :end]
 
     def allocate(self, count: int, size: int) -> int:
-        """Add `count` slots to a single row and head; the address of [count, size] float32 for the caller to write."""
+        """Add `count` slots to a single row and head; return the address of [count, size] float32, which the caller
+        writes."""
         start = self.length
         data = self._with_room(torch.empty(1, 1, 1, size) if self.data is None else self.data, start + count)
         return data.data_ptr() + 4 * size * start
 
     def place(self, new: Tensor, slots: Tensor, rows: Tensor, of: int) -> None:
-        """Write `new` [N, 1, T, D] to these rows [N] of `of`, each to its own slots [N, T]."""
+        """Write `new` [N, 1, T, D] to these rows [N] of the buffer's `of` rows, each to its own slots [N, T]."""
         data = self._with_room(new[:1].expand(of, -1, -1, -1), max(self.length, int(slots.max()) + 1))
         capacity, size = data.shape[2:]
         slots = slots + capacity * rows[:, None]  # of all rows, one after the other
         data.view(-1, size).index_copy_(0, put(slots.flatten(), new.device), new.reshape(-1, size))
 
     def _with_room(self, like: Tensor, end: int) -> Tensor:
-        """The tensor, with `end` slots counted as filled; a larger one where there is no room for them."""
+        """Return the tensor, with `end` slots counted as filled; a larger one if these need more room."""
         if self.data is None or self.data.shape[2] < end:
             self.data = self._grown(like, end)
         self.length = end
@@ -77,7 +78,8 @@ class Buffer:
         self.length = min(self.length, length)
 
     def shift(self, moves: Tensor, length: int) -> None:
-        """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay."""
+        """Copy slot moves[1] of row moves[0] to slot moves[2], for all K of moves [3, K] at once; then keep the first
+        `length` slots."""
         if self.data is not None:
             rows, old, new = put(moves, self.data.device)
             self.data[rows, :, new] = self.data[rows, :, old]
@@ -93,9 +95,8 @@ class Buffer:
 
 
 class RowStates(NamedTuple):
-    """A row's states in float32 on the host: the address of the first token's, the bytes of each token's, their tensor.
-
-    The tensor may begin with a later token.
+    """A row's states in float32 on the host: the address of the first token's state, the bytes of a state, the tensor
+    that holds them, which may begin with a later token.
     """
 
     address: int = 0
@@ -118,8 +119,8 @@ def joined(states: list[Tensor]) -> Tensor:
 class SlotCache:
     """K and V buffers of `layers` layers; satisfies :class:`sampling.types.KVCache`.
 
-    `lengths`: the length of each row's text where positions turn by it (sampling/models/network.py); empty: the
-    tokens fed.
+    `lengths`: the length of each row's text, if its rotary angles depend on that (sampling/models/network.py); empty:
+    the number of tokens fed.
     """
 
     lengths: Sequence[int] = ()
@@ -138,7 +139,7 @@ class SlotCache:
         return self.keys[0].length
 
     def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write T new slots of one layer, [B, H_kv, T, D] each; views of all filled slots."""
+        """Write T new slots of one layer, [B, H_kv, T, D] each; return views of all filled slots."""
         return self.keys[layer].append(key), self.values[layer].append(value)
 
     def crop(self, length: int) -> None:
@@ -155,7 +156,7 @@ class SlotCache:
             buffer.select(rows)
 
     def fork(self) -> Self:
-        """An independent copy. The encoder's states are shared: nothing writes into them."""
+        """Return an independent copy. A :class:`CrossCache` shares the encoder's states: nothing writes into them."""
         twin = copy(self)
         twin.keys, twin.values = ([buffer.fork() for buffer in held] for held in (self.keys, self.values))
         twin.indexed = {layer: buffer.fork() for layer, buffer in self.indexed.items()}
@@ -170,7 +171,7 @@ class SlotCache:
         return nullcontext()
 
     def layers(self) -> list[Any]:
-        """The layers of a transformers cache that writes here."""
+        """Return the layers of a transformers cache that writes into these slots."""
         return [slot_layer()(self, index) for index in range(len(self.keys))]
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -246,7 +247,8 @@ _OPEN, _SHUT = np.float32(0), np.finfo(np.float32).min
 
 
 def ancestors(tree: DraftTree, count: int) -> np.ndarray:
-    """[N, N] bool: column j is node i itself or one of its ancestors. The tree may have fewer than `count` nodes."""
+    """Return [N, N] bool, N = `count`: whether node j is node i or one of its ancestors. The tree may have fewer
+    nodes."""
     seen = np.eye(count, dtype=bool)
     for node, parent in enumerate(tree.parents):
         if parent >= 0:
@@ -257,10 +259,10 @@ def ancestors(tree: DraftTree, count: int) -> np.ndarray:
 def places(
     lengths: list[int], feed: Rows, trees: Sequence[DraftTree], start: int, width: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Positions [B, T] of the fed columns, and which slots each may see [B, T, S+T] bool.
+    """Return the positions [B, T] of the fed columns, and which slots each may see [B, T, S+T] bool.
 
     Columns: the missing committed tokens, padded on the left to `width`, then the nodes. A padding
-    column sees itself alone; nobody sees it.
+    column sees itself alone and is seen by no other.
     """
     if len(feed) == 1 and lengths[0] == start:
         return _of_one_row(trees[0], start, width)
@@ -282,7 +284,7 @@ def places(
 
 
 def _of_one_row(tree: DraftTree, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """`places` of one row, whose slots are its tokens; lists are faster than tensors of a few elements."""
+    """Return `places` of one row whose token i lies in slot i; lists are faster than tensors of a few elements."""
     first, count = start + width, len(tree.tokens)
     mask = np.ones((width + count, first + count), dtype=bool)
     if width:
@@ -293,7 +295,7 @@ def _of_one_row(tree: DraftTree, start: int, width: int) -> tuple[Tensor, Tensor
 
 
 def additive(mask: Tensor, network: Network) -> Tensor:
-    """[B, T, S] bool → [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
+    """Map [B, T, S] bool to [B, 1, T, S] of 0 and the most negative number, in the model's dtype."""
     if network.device.type == "cpu" and network.dtype == torch.float32:
         return torch.from_numpy(np.where(mask.numpy(), _OPEN, _SHUT))[:, None]
     shut = torch.zeros_like(mask, dtype=network.dtype).masked_fill_(~mask, torch.finfo(network.dtype).min)

@@ -21,7 +21,7 @@ from sampling.vocabulary import spread
 from utils.errors import UserError
 
 Own = TypeVar("Own", bound="CausalSession")
-UNKNOWN = -1  # stands for a token that is on the device only
+UNKNOWN = -1  # in place of a token that is on the device only
 
 
 class Pending(NamedTuple):
@@ -48,11 +48,11 @@ class CausalSession(Session):
         self.takes_trees = network.takes_trees
         self._by_length: LengthTables | None = getattr(network, "by_length", None)
         self.can_step = self._by_length is None
-        self._lengths = [0] * len(prompt)  # of the texts whose rotary tables turned the cached tokens
+        self._lengths = [0] * len(prompt)  # of each row's text, by which its cached keys were rotated
         self.cover(vocab_size, vocab_size)
         self.keeps_hidden = states_of(hidden)  # the states that `hidden` can return
         self._hidden: Buffer | None = Buffer() if hidden else None
-        self._states = RowStates()  # those of `_hidden`, once they were read
+        self._states = RowStates()  # the addresses of the states in `_hidden`, once they were read
         self._reset(len(prompt))
 
     def cover(self, own: int, size: int) -> None:
@@ -68,7 +68,7 @@ class CausalSession(Session):
         self._cache: KVCache = self.network.new_cache(rows)
         if self._hidden is not None:
             self._hidden = Buffer()
-        self._tokens: Rows = [[] for _ in range(rows)]  # what the aligned slots hold
+        self._tokens: Rows = [[] for _ in range(rows)]  # the tokens in the aligned slots
         self._pending: list[Pending] | None = None  # of the draft last scored; None: every token lies in its slot
 
     def reusable(self, network: Network, rows: int, hidden: Hidden) -> bool:
@@ -76,9 +76,9 @@ class CausalSession(Session):
         return network is self.network and rows == len(self._tokens) and {*states_of(hidden)} <= {*self.keeps_hidden}
 
     def again(self, prompt: Rows) -> Self:
-        """This session, opened for another prompt."""
+        """Return this session, opened for another prompt."""
         if self._by_length is not None and self._by_length.dynamic and any(map(self._by_length.table, self._lengths)):
-            self._reset(len(prompt))  # an answer's tokens were turned by several tables, a prompt's are turned by one
+            self._reset(len(prompt))  # an answer's keys were rotated by several tables, a prompt's are by one
         self.initial = prompt
         self.rollback(prompt)
         return self
@@ -91,7 +91,7 @@ class CausalSession(Session):
     # -- following the rows ------------------------------------------------------------------
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Crop to the common prefix with `rows`; the number of cached tokens of each row."""
+        """Crop to the common prefix with `rows`; return the number of cached tokens of each row."""
         self._settle()
         return self._crop([common_prefix(cached, row) for cached, row in zip(self._tokens, rows, strict=True)])
 
@@ -120,9 +120,9 @@ class CausalSession(Session):
         return self.cut(logits)
 
     def _follow(self, tables: LengthTables, rows: Rows, cached: list[int]) -> bool:
-        """Switch to the tables for texts of these lengths; whether the cached tokens can stay.
+        """Switch to the tables for texts of these lengths; return whether the cached tokens can stay.
 
-        A row shorter than the prompt is a part of it, read with the table of the whole prompt.
+        A row shorter than the prompt is a part of it and read with the table of the whole prompt.
         """
         before = self._lengths
         self._lengths = [max(map(len, pair)) for pair in zip(rows, self.initial, strict=True)]
@@ -165,9 +165,8 @@ class CausalSession(Session):
 
     @torch.inference_mode()
     def _together(self, feed: Rows, trees: Sequence[DraftTree], ids: Tensor | None = None) -> Tensor:
-        """A pass over several rows, or by a network that takes tensors only; `ids` [B, T] if they are there already.
-
-        New tokens lie after the longest row.
+        """Run a pass over several rows, or by a network that takes tensors only. `ids` [B, T]: the new tokens, if they
+        are on the device already. Unless the network is ragged, new tokens lie after the longest row.
         """
         sizes = [len(tree.tokens) for tree in trees]
         start, width, count = self._cache.length, max(map(len, feed)), max(sizes)
@@ -195,36 +194,38 @@ class CausalSession(Session):
         return logits
 
     def _by_width(self, network: RaggedNetwork, feed: Rows, trees: Sequence[DraftTree], lengths: list[int]) -> Tensor:
-        """One pass for each number of fed tokens; every token goes to the slot of its position."""
-        alike: dict[int, list[int]] = {}
+        """Run one pass for each number of fed tokens; every token goes to the slot of its position."""
+        rows_by_width: dict[int, list[int]] = {}
         for row, new in enumerate(feed):
-            alike.setdefault(len(new), []).append(row)
+            rows_by_width.setdefault(len(new), []).append(row)
         count, parts = max(len(tree.tokens) for tree in trees), list[Tensor]()
         nodes = [[*tree.tokens, *[0] * (count - len(tree.tokens))] for tree in trees]
-        for width, rows in alike.items():
+        for width, rows in rows_by_width.items():
             ids = torch.tensor([feed[row] + nodes[row] for row in rows]).clamp_(0, self.network.vocab_size - 1)
             positions = torch.tensor([lengths[row] for row in rows])[:, None] + torch.arange(width + count)
             chosen = torch.tensor(rows)
             logits, hidden = network.forward(
                 *(ids, positions, None, self._cache, count + 1, self.keeps_hidden),
-                None if len(alike) == 1 else chosen,
+                None if len(rows_by_width) == 1 else chosen,
             )
             if self._hidden is not None and hidden is not None:
                 self._hidden.place(hidden[:, None], positions, chosen, len(feed))
             parts.append(logits)
         self._note(feed, trees, [length + len(new) for length, new in zip(lengths, feed, strict=True)])
-        if len(alike) == 1:
+        if len(rows_by_width) == 1:
             return parts[0]
-        return torch.cat(parts)[torch.tensor([row for rows in alike.values() for row in rows]).argsort()]
+        return torch.cat(parts)[torch.tensor([row for rows in rows_by_width.values() for row in rows]).argsort()]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        """Run the pass of ids [B, T] at host positions [B, T]: logits [B, keep, n or V]; states [B, T, H] if kept."""
+        """Run the pass of ids [B, T] at host positions [B, T] → logits [B, keep, n or V], and states [B, T, H] if
+        kept."""
         if self._by_length is not None:
             cast(SlotCache, self._cache).lengths = self._lengths
         return self.network.forward(ids, put(positions, self.device), mask, self._cache, keep, self.keeps_hidden)
 
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
-        """Remember the slots that the pass filled: each row's fed tokens end at its slot in `ends`, nodes follow."""
+        """Note the slots that the pass filled: each row's fed tokens lie before its slot in `ends`, nodes from there
+        on."""
         self._pending = [
             Pending(len(new), end, tree, tree.is_chain) for new, tree, end in zip(feed, trees, ends, strict=True)
         ]
@@ -236,7 +237,8 @@ class CausalSession(Session):
         self._settle(path)
 
     def _settle(self, paths: Rows | None = None) -> None:
-        """Bring token i of each row to slot i. Of a draft these nodes stay; without `paths` a chain does, whole."""
+        """Bring token i of each row to slot i. The nodes of `paths` stay; without `paths` whole chains do, and no node
+        of a tree."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -256,7 +258,7 @@ class CausalSession(Session):
             self._shorten(length)
 
     def _crop(self, lengths: list[int]) -> list[int]:
-        """Keep `lengths` tokens of each row, or fewer if the next pass must continue from fewer; the numbers kept."""
+        """Keep `lengths` tokens of each row, or fewer if the next pass must start earlier; return the numbers kept."""
         most = self._cache.resume(max(lengths))
         lengths = [min(length, most) for length in lengths]
         for tokens, length in zip(self._tokens, lengths, strict=True):
@@ -296,7 +298,7 @@ class CausalSession(Session):
         return twin
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        """K, V [B, H_kv, S, D] of one layer, where that layer lies, and the valid length of each row [B]; read only."""
+        """Return K, V [B, H_kv, S, D] of one layer, on its device, and the valid length of each row [B]; read only."""
         self._settle()
         return *self._cache.layer(layer), torch.tensor(list(map(len, self._tokens)))
 
@@ -312,7 +314,7 @@ class CausalSession(Session):
         return joined([each[kept.index(state)] for state in wanted])
 
     def states_of_row(self, wanted: tuple[int, ...], first: int) -> RowStates:
-        """The wanted states of a single row from token `first` on; copied only where they lie otherwise."""
+        """Return the wanted states of a single row from token `first` on, copied only if kept in another form."""
         self._settle()
         held = None if self._hidden is None else self._hidden.data
         if held is not None and held is self._states.held and wanted == self.keeps_hidden:
@@ -328,12 +330,12 @@ class CausalLM(LM):
 
     Args:
         model: a transformers causal model, or a :class:`sampling.types.Network`.
-        name: how events and figures call it.
-        vocab_size: use only this many of the first ids (padded vocabularies); the rest has probability 0.
+        name: its name in events and figures.
+        vocab_size: use only the first `vocab_size` ids (padded vocabularies); the others have probability 0.
     """
 
     session_type: Callable[[Network, Rows, int, Hidden], CausalSession] = CausalSession
-    mask_token_id = -1  # the id that stands for a draft in the pass of a block
+    mask_token_id = -1  # the id that a block's pass reads in place of each draft
 
     def __init__(self, model: nn.Module | Network, name: str = "target", vocab_size: int | None = None) -> None:
         self.network = network_of(model)
@@ -345,9 +347,8 @@ class CausalLM(LM):
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> CausalSession:
-        """A session for `prompt`; it takes over the cache of `previous`, which must not be used again.
-
-        A previous session is used again if it keeps at least the states in `hidden`.
+        """Open a session for `prompt`; it takes over the cache of `previous`, which the caller must not use again, if
+        that keeps at least the states in `hidden`.
         """
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):
@@ -355,7 +356,7 @@ class CausalLM(LM):
         return self.beside(self.session_type(self.network, prompt, self.vocab_size, hidden), target)
 
     def beside(self, session: Own, target: Session | None) -> Own:
-        """`session` with logits of the target's ids, or of the model's ids without a target."""
+        """Return `session` with logits of the target's ids, or of the model's ids without a target."""
         session.lm = self
         session.cover(self.vocab_size, self.vocab_size if target is None else target.vocab_size)
         return session

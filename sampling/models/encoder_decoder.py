@@ -1,9 +1,9 @@
 """LM and Session over encoder-decoder models (T5 and the like), of any transformers model of that kind.
 
 The encoder reads the prompt once. The rows hold the decoder's tokens, from its start token on, and their cache follows
-by common prefix as a causal model's does. The loop calls `read` before the rows' first round, so that the encoder is on
-the clock; scoring calls it too. :class:`EncDecNetwork` is the model in two parts: the encoder, and the decoder as a
-:class:`sampling.types.Network`. Knows no sampling and no text.
+by common prefix as a causal model's does. The loop calls `read` before the rows' first round, so that the time of the
+encoder is counted; scoring calls it too. :class:`EncDecNetwork` is the model in two parts: the encoder, and the decoder
+as a :class:`sampling.types.Network`. Knows no sampling and no text.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from utils.errors import UserError, raise_first
 from utils.loading.loaded import context_of
 from utils.objects import HfModel
 
-PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")  # one relative bias, shared by all layers
+# Models whose decoder can be given positions: one relative bias, shared by all layers.
+PLACEABLE = ("T5ForConditionalGeneration", "MT5ForConditionalGeneration")
 
 
 def is_encoder_decoder(model: HfModel) -> bool:
@@ -60,7 +61,7 @@ class EncDecNetwork(ModelNetwork):
         width, shortest = max(map(len, prompt)), min(map(len, prompt))
         ids = put(padded(prompt, 0), self.device).clamp(
             max=self.vocab_size - 1
-        )  # ids of a target alone: as the last id
+        )  # an id that only the target has is read as the last one
         lengths = put(list(map(len, prompt)), self.device)
         mask = None if shortest == width else torch.arange(width, device=self.device) < lengths[:, None]
         states = self.model.get_encoder()(input_ids=ids, attention_mask=None if mask is None else mask.long())
@@ -95,9 +96,9 @@ class EncDecNetwork(ModelNetwork):
         return out.logits[:, -keep:], None
 
     def _placed(self, mask: Tensor, positions: Tensor, cached: int) -> Tensor:
-        """The mask [B, 1, T, S+T] → [B, H, T, S+T], corrected for the model's position bias.
+        """Return the mask [B, 1, T, S+T] as [B, H, T, S+T], corrected for the model's position bias.
 
-        The model takes slots for positions and adds its bias to the mask, so the mask holds the difference.
+        The model adds the bias of slots, not of positions, to the mask, so the mask holds the difference.
         """
         if (name := self.check_maskable()) not in PLACEABLE:
             raise UserError(
@@ -132,7 +133,7 @@ def check_same_kind(models: list[LM]) -> None:
 
 
 def go_on(session: Session, begun: Sequence[int]) -> Session:
-    """`session` of one prompt, with ids of the answer that the decoder has already."""
+    """Return a `session` of one prompt whose row begins with `begun`, ids of the answer that are already known."""
     if begun:
         assert isinstance(session, EncDecSession)
         session.initial = [[*row, *begun] for row in session.initial]

@@ -70,8 +70,8 @@ def linears(layer: HfModel) -> dict[str, Any]:
 class PassRecord:
     """A :class:`PassStruct` or :class:`StepStruct` and the memory that its addresses point to; one pass runs at a time.
 
-    `sizes`: numbers of a hidden state and of the inner one, heads, key heads, numbers of a head. `codes`: more fields
-    for rows of codes, and the numbers of a row.
+    `sizes`: width of a hidden state, width inside the MLP, heads of queries, heads of keys, size of a head. `codes`:
+    further fields for rows of codes, with the width of a row.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class PassRecord:
         self._sizes, self._codes = sizes, codes or {}
         self._scratch: dict[str, Tensor] = {}
         self._prepared: tuple[int, ...] = ()
-        self._sizes_of: dict[tuple[int, ...], dict[str, int]] = {}  # fields by what was prepared before
+        self._sizes_of: dict[tuple[int, ...], dict[str, int]] = {}  # the fields of each earlier `_prepared`
         self._more = np.zeros(0, np.int64)
         hidden, inner, heads, shared, size = sizes
-        ones = {"embed_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0}
-        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size, rotary_dim=size, **ones)
+        unscaled = {"embed_scale": 1.0, "residual_scale": 1.0, "logit_scale": 1.0}
+        self.set(hidden=hidden, inner=inner, heads=heads, shared=shared, size=size, rotary_dim=size, **unscaled)
 
     def set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -110,24 +110,24 @@ class PassRecord:
         run(self._work, record, torch.get_num_threads())
 
     def address(self, tensor: Tensor | None) -> int | None:
-        """The address of the numbers of a tensor of any shape, in float32; None for None."""
+        """Return the address of a tensor's numbers, of any shape, in float32; None for None."""
         if tensor is None:
             return None
         self.held.append(tensor.detach().to(torch.float32).contiguous())
         return int(self.held[-1].data_ptr())
 
     def gain(self, norm: Any, family: Family) -> int | None:
-        """The address of a norm's gains; None for None."""
+        """Return the address of a norm's gains; None for None."""
         weight = getattr(norm, "weight", None)
         return self.address(1 + weight if family.gain_above_one and weight is not None else weight)
 
     def weight(self, linear: Any) -> Structure:
-        """The record of a layer's weight and bias; a weight that is not packed is packed as floats."""
+        """Return the record of a layer's weight and bias; a weight that is not packed is packed as floats."""
         packed = getattr(linear, "packed", None) or PackedWeight.floats(linear.weight.float())
         return self.packed(packed, self.address(getattr(linear, "bias", None)))
 
     def packed(self, weight: PackedWeight, bias: int | None = None) -> Structure:
-        """The record of a packed weight."""
+        """Return the record of a packed weight."""
         self.held.append(weight)
         self._floats |= weight.kind in FLOATS
         return weight.described(bias)
@@ -154,7 +154,7 @@ class PassRecord:
         take: Callable[[Any], QuantizedLinear] = lambda linear: linear,
         family: Family = LLAMA,
     ) -> Any:
-        """Set the decoder `layers`, whose linear maps `take` packs, and the head; the layers' table."""
+        """Set the decoder `layers`, whose linear maps `take` packs, and the head; return the layers' table."""
         table = (LayerStruct * len(layers))()
         for entry, layer in zip(table, layers, strict=True):
             for name, linear in linears(layer).items():
@@ -222,10 +222,11 @@ class PassRecord:
         slots: np.ndarray,
         sequences: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
-        """The records of rows, and the most slots that a row sees.
+        """Return the records of rows, and the most slots that a row sees.
 
-        ids [B · T]; positions [B, T] and slots, the same for all sequences [T] or [B, T]; mask [B or 1, 1, T, S] and
-        sequences [B] as in :class:`sampling.types.Network`. The rows point to a list that lives until the next call.
+        ids [B · T]; positions [B, T]; slots [T], the same for all sequences, or [B, T]; mask [B or 1, 1, T, S] and
+        sequences [B] as in :class:`sampling.types.RaggedNetwork`. The rows point to a list that lives until the next
+        call.
         """
         count, fed = positions.shape
         rows = np.zeros(len(ids), ROW)
@@ -245,7 +246,7 @@ class PassRecord:
         return rows, int((rows["seen"] + rows["count"]).max())
 
 
-MOST_QUERIES = 64  # heads of queries that share a key
+MOST_QUERIES = 64  # the most heads of queries that share a head of keys
 GROW = 256  # slots added at least, whenever the cache is full
 TURNED = 256  # positions by which rotary tables grow at least
 NO_MOVES = array("q")
@@ -315,9 +316,10 @@ class FusedCache:
         return length
 
     def shift(self, moves: Tensor, length: int) -> None:
-        """Slot moves[2] of row moves[0] becomes what slot moves[1] was, moves [3, K]; then the first `length` stay.
+        """Note moves [3, K], each a copy of slot moves[1] of row moves[0] to slot moves[2]; keep the first `length`
+        slots.
 
-        One after the other: no move overwrites a slot that a later one reads.
+        They are made one after the other: no move overwrites a slot that a later one reads.
         """
         self.moves += moves.T.tolist()
         self.length = length
@@ -346,7 +348,7 @@ class FusedCache:
         return twin
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """K, V [B, H_kv, length, D] in float32, to be read only. ValueError before the first pass."""
+        """Return K, V [B, H_kv, length, D] in float32, to be read only. ValueError before the first pass."""
         if not self.slots:
             raise ValueError("the cache is empty: nothing has been scored yet")
         self.settle()
@@ -406,7 +408,7 @@ class FusedNetwork:
 
     @property
     def ragged(self) -> FusedNetwork:
-        """Itself: rows may begin at different slots."""
+        """Return the network itself: rows may begin at different slots."""
         return self
 
     def new_cache(self, rows: int) -> FusedCache:
@@ -423,7 +425,8 @@ class FusedNetwork:
         hidden: Hidden = False,
         sequences: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """See :class:`sampling.types.Network`. `sequences` [B]: which rows of the cache these are; None = all."""
+        """Run as :class:`sampling.types.RaggedNetwork` says. `sequences` [B]: the rows of the cache that these are;
+        None: all."""
         assert isinstance(cache, FusedCache)
         assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
@@ -484,7 +487,7 @@ class FusedNetwork:
         return logits
 
     def _turn(self, positions: int) -> None:
-        """Extend the rotary tables to `positions`, and some more."""
+        """Extend the rotary tables to `positions` + TURNED."""
         positions += TURNED
         for index, (angles, rotation) in enumerate(zip(self._angles, self._rotary, strict=True)):
             self._angles[index] = torch.cat([angles, table(*rotation, len(angles), positions)])
@@ -501,11 +504,11 @@ class FusedNetwork:
         wanted: tuple[int, ...],
         states: int | None,
     ) -> Tensor:
-        """Run the pass over the rows at the address `rows`: logits [B, keep, n]; the wanted states go to the address
-        `states`.
+        """Run the pass over the rows at the address `rows`; return logits [B, keep, n]. The wanted states are written
+        to the address `states`.
 
-        `sizes`: sequences B, rows fed of each and the last rows kept; `seen`: the most slots that a row sees; `last`:
-        the last position.
+        `sizes`: sequences B, rows fed of each, the last rows of each that get logits; `seen`: the most slots that a row
+        sees; `last`: the last position.
         """
         count, fed, keep = sizes
         logits, record = torch.empty(count, keep, self._width), self._record.record

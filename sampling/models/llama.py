@@ -7,7 +7,7 @@ Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_he
 
 :class:`FixedNetwork` runs a pass of T tokens as the next of WIDTHS, over the first `reach` slots of the cache: tokens
 beyond T are padding, whose slots the next pass writes again, and the mask hides absent tokens. Longer passes and
-several rows run as the network itself runs them, over the same cache. How a pass is recorded the caller says.
+several rows run as the network itself runs them, over the same cache. The caller's `capture` records a pass.
 """
 
 import math
@@ -93,9 +93,9 @@ class LlamaNetwork:
     ) -> tuple[Tensor, Tensor | None]:
         """Feed ids [B, T] at positions [B, T]; append T slots to `cache`.
 
-        mask [B, 1, T, S+T] additive, with something open for every token, or None = every token sees all
+        mask [B, 1, T, S+T] additive, under which every token sees at least one slot, or None = every token sees all
         S slots, its predecessors and itself. Returns logits [B, keep, V] of the last `keep` columns and the states
-        that `hidden` asks for: of −1 those *after* the final norm, i.e. exactly what the head is applied to
+        that `hidden` names: for −1 those *after* the final norm, i.e. exactly the head's input
         (transformers' `hidden_states[-1]`).
         """
         assert isinstance(cache, SlotCache)
@@ -109,7 +109,7 @@ class LlamaNetwork:
                 states[index] = x
             x = layer.mlp(layer.attend(x, rotation, bias, cache, index))
         x = states[-1] = self._norm(x if -1 in wanted else x[:, new - keep :])
-        kept = x[:, x.shape[1] - keep :].contiguous()  # of another layout the head's rows would be copied for each row
+        kept = x[:, x.shape[1] - keep :].contiguous()  # else the head's weight would be copied for each row
         return self._head(kept), joined([states[state] for state in wanted]) if wanted else None
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -174,7 +174,7 @@ class LlamaLayer:
     size: int  # D, of one head
     scale: float
     window: int = 0  # how many slots back its attention looks; 0 = to the beginning
-    enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # x → what q, k, v read, and the residual
+    enter: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None  # x → the input of q, k, v, and the residual
     norms: tuple[Map, Map] | None = None  # of each head of q and of k
     first: int = 0  # cached slots before it are not looked at
 
@@ -224,8 +224,8 @@ class LlamaLayer:
         keys, values = cache.append(index, turned[:, self.heads :], fresh)
         if self.first and keys.shape[2] > new:
             keys, values, bias = latest(keys.shape[2] - self.first, keys, values, bias)
-        alike = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
-        if self.window and alike and keys.shape[2] >= self.window + new:
+        same_for_all = bias is None or bias.shape[0] == 1  # a bias of ragged rows hides slots beyond the window itself
+        if self.window and same_for_all and keys.shape[2] >= self.window + new:
             keys, values, bias = latest(self.window + new - 1, keys, values, bias)
         query = turned[:, : self.heads]
         with single_thread_if_small(query.numel() * keys.shape[2]):  # neighbouring heads of the query share keys
@@ -358,13 +358,13 @@ class FixedNetwork:
         return logits[:, count - keep : count].clone(), None if states is None else states[:, :count].clone()
 
     def _hide(self, kept: Tensor, mask: Tensor | None, start: int, count: int) -> None:
-        """Write what the tokens see, of `mask` [1, 1, T, S+T] (None: all before them) and padding, into `kept`."""
+        """Write the mask of the pass into `kept`: `mask` [1, 1, T, S+T] (None: causal) of the tokens, then padding."""
         least = torch.finfo(kept.dtype).min
         if mask is None:
             mask = kept.new_full((count, start + count), least).triu_(start + 1)
         kept.fill_(least)
         kept[..., :count, : start + count] = mask
-        kept[..., count:, 0] = 0  # padding sees something too
+        kept[..., count:, 0] = 0  # padding must see a slot too
 
     @outside_inference_mode
     def _empty(self, width: int, reach: int) -> FixedPass:

@@ -1,10 +1,10 @@
 """Any causal transformers model as a :class:`sampling.types.Network`: new tokens and a cache in,
 logits of the last columns out. Knows no sessions, no sampling and no text.
 
-Positions may turn by the length of the text: LongRoPE has two tables of rotary frequencies, for texts within the
-original context and for longer ones. Keys turned by one do not fit the other, so the text is read again at the limit,
-and no draft crosses it. Dynamic scaling has a table for every length beyond the limit and keeps each token as it was
-turned when it was read: there a pass adds one token, as in plain decoding, and nothing is drafted. A prompt is read
+Rotary angles may depend on the length of the text: LongRoPE has two tables of rotary frequencies, for texts within the
+original context and for longer ones. Keys rotated by one do not fit the other, so the text is read again at the limit,
+and no draft crosses it. Dynamic scaling has a table for every length beyond the limit, and a key keeps the rotation
+with which it was read: there a pass adds one token, as in plain decoding, and nothing is drafted. A prompt is read
 with the table of its whole length.
 """
 
@@ -28,7 +28,7 @@ _MASKABLE = {"sdpa", "eager"}
 
 
 class LengthTables:
-    """The tables of a transformers model whose rotary module looks at the length of the text.
+    """The tables of a transformers model whose rotary angles depend on the length of the text.
 
     :meth:`set` gives the module its table for one pass and restores it afterwards.
     """
@@ -38,10 +38,11 @@ class LengthTables:
         self.dynamic = rope["rope_type"] == "dynamic"
         self.limit = int(config.max_position_embeddings if self.dynamic else rope["original_max_position_embeddings"])
         self._parts = [part for part in model.modules() if self._is_known(part, rope["rope_type"])]
-        self.context = context_of(config) if self._parts else self.limit  # unknown modules choose their tables
+        # A model without a known rotary module is used up to the limit: its modules choose tables by themselves.
+        self.context = context_of(config) if self._parts else self.limit
 
     def table(self, length: int) -> int:
-        """The number of the table for texts of `length` tokens; 0 is the first."""
+        """Return the number of the table for texts of `length` tokens; 0 is the first."""
         if length <= self.limit:
             return 0
         return length if self.dynamic else 1
@@ -52,7 +53,7 @@ class LengthTables:
 
     @contextmanager
     def set(self, lengths: Sequence[int]) -> Iterator[None]:
-        """Turn row b by the table for lengths[b]."""
+        """Rotate row b by the table for lengths[b]."""
         before = [(part.rope_type, part.inv_freq, part.attention_scaling) for part in self._parts]
         try:
             for part in self._parts:
@@ -83,7 +84,8 @@ class LengthTables:
 
 
 def length_tables(model: HfModel, config: HfConfig) -> LengthTables | None:
-    """The tables of a model that has several; None for others. UserError if its kinds of layer have different ones."""
+    """Return the tables of a model that has several; None for others. UserError if its kinds of layer have different
+    ones."""
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     if any(isinstance(inner, Mapping) and not is_fixed(inner) for inner in rope.values()):
         raise UserError(

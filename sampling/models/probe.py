@@ -51,7 +51,8 @@ _known: dict[str, Exact | str] = {}
 
 
 def probe(model: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact:
-    """The kinds of pass in which a `build` network of `model` gives the right logits. UserError if there is none."""
+    """Return the kinds of pass in which the network that `build` makes of `model` gives the right logits. UserError if
+    there is none."""
     reason = ""
     for narrow in (True, False):
         try:
@@ -70,7 +71,7 @@ def probe(model: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact:
 
 
 def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact | str:
-    """The kinds of pass that are right for the twin, and so for `model`; or why it cannot be used."""
+    """Return the kinds of pass that are right for the twin, and so for `model`; or why `model` cannot be used."""
     from sampling.models.recurrent import recurrent_layers
 
     reason, candidates = "", [Exact(), Exact(batches=False)]
@@ -89,7 +90,7 @@ def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Net
 
 
 def _with_limits(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network], exact: Exact) -> Exact:
-    """`exact` with the limit within which masks hold."""
+    """Return `exact` with the number of slots up to which masks give the right logits."""
 
     def holds(start: int) -> bool:
         try:
@@ -120,8 +121,8 @@ def _near(logits: Tensor, right: Tensor) -> bool:
 
 @torch.inference_mode()
 def _in_pieces(model: HfModel, network: Network, rows: Rows) -> bool:
-    """Whether passes over pieces, each with a rejected draft after it, give the logits of single passes. A recurrent
-    model's draft is half accepted, so that a part of it is read again."""
+    """Return whether passes over pieces, each followed by a rejected draft, give the logits of a single pass. The pass
+    counts all tokens of a piece but the first as drafts, so that a recurrent model reads accepted ones again."""
     cache, start, numbers = _cache(network, len(rows)), 0, list(range(len(rows)))
     right = _uncached(model, rows, numbers)
     for end in _PIECES:

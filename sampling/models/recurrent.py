@@ -1,4 +1,4 @@
-"""Models with recurrent layers: a cache whose states can go back, and passes that keep the states on the way.
+"""Models with recurrent layers: a cache whose states can be rolled back, and passes that keep the states on the way.
 
 Keys and values can be cut at any token; the state of a recurrent layer (Mamba, gated delta rule, short convolution)
 depends on all tokens read. So each such layer reads a pass in two steps: the committed tokens, whose state is kept,
@@ -27,7 +27,7 @@ from transformers.cache_utils import (
 from sampling.models.cache import SlotCache, slot_layer
 from utils.objects import HfConfig, HfModel
 
-EVERY = 256  # tokens between two lasting states
+EVERY = 256  # tokens after which the states are kept again
 KEPT = 8  # the most states kept
 
 
@@ -52,7 +52,8 @@ CacheLayerMixin.register(_SlotsAndState)
 
 
 class Point(NamedTuple):
-    """The states of all recurrent layers after `length` tokens. `lasting`: at the end of a piece of a prompt."""
+    """The states of all recurrent layers after `length` tokens. `lasting`: after a pass without drafts; others may be
+    dropped for a newer one."""
 
     length: int
     states: dict[int, LinearAttentionLayer]
@@ -108,15 +109,15 @@ class RecurrentCache(SlotCache):
 
     @contextmanager
     def reading(self, fed: int, drafted: int, singly: bool) -> Iterator[None]:
-        this = _Pass(self, fed - drafted, singly)
-        token = _running.set(this)
+        running = _Pass(self, fed - drafted, singly)
+        token = _running.set(running)
         try:
             yield
         finally:
             _running.reset(token)
         self._cut = self._read = self._cut + fed
         if drafted:
-            self._keep(Point(self._cut - drafted, this.kept, False))
+            self._keep(Point(self._cut - drafted, running.kept, False))
         elif fed > 1 or self._cut - (self._points[-1].length if self._points else 0) >= EVERY:
             self._keep(Point(self._cut, {index: _copied(state) for index, state in self.states.items()}, True))
 
@@ -159,14 +160,14 @@ class RecurrentCache(SlotCache):
 
 
 class _Pass:
-    """A running pass: where its layers stop to keep their states, and the states kept."""
+    """A running pass: the steps in which its layers read, and the states kept after the committed tokens."""
 
     def __init__(self, cache: RecurrentCache, committed: int, singly: bool) -> None:
         self.cache, self.committed, self.singly = cache, committed, singly
         self.kept: dict[int, LinearAttentionLayer] = {}
 
     def ends(self, layer: int, width: int) -> list[int]:
-        """Where the steps of a layer end."""
+        """Return the positions at which the steps of a layer end."""
         begun = all(self.cache.states[layer].has_previous_state.values())
         steps = range(1 if begun else self.committed, width) if self.singly else [self.committed]
         return sorted({*(end for end in steps if end < width), width})
@@ -190,16 +191,16 @@ def _in_steps(kind: Any) -> type[nn.Module]:
 
     class InSteps(kind):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
-            this, layer = _running.get(), self.layer_idx
-            if this is None:
+            running, layer = _running.get(), self.layer_idx
+            if running is None:
                 return super().forward(*args, **kwargs)
             width = (kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]).shape[1]
             outs = []
-            for start, end in pairwise([0, *this.ends(layer, width)]):
+            for start, end in pairwise([0, *running.ends(layer, width)]):
                 own = {name: _part(value, width, start, end) for name, value in kwargs.items()}
                 outs.append(super().forward(*(_part(value, width, start, end) for value in args), **own))
-                if end == this.committed and end < width:
-                    this.kept[layer] = _copied(this.cache.states[layer])
+                if end == running.committed and end < width:
+                    running.kept[layer] = _copied(running.cache.states[layer])
             if isinstance(outs[0], Tensor):
                 return torch.cat(outs, dim=1)
             return (torch.cat([out[0] for out in outs], dim=1), *outs[-1][1:])
@@ -209,8 +210,8 @@ def _in_steps(kind: Any) -> type[nn.Module]:
 
 
 def _hold_time_steps(module: HfModel) -> None:
-    """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers forgets them
-    (Nemotron-H, Zamba2): its scan over several keeps them, and both must give the same state."""
+    """Hold a Mamba layer's time steps within their limits in passes over one token too, where transformers omits it
+    (Nemotron-H, Zamba2): its scan over several tokens holds them, and both must give the same state."""
     low, high = getattr(module, "time_step_limit", None) or (0.0, torch.inf)
     if low <= 0 and high == torch.inf:
         return
@@ -226,8 +227,8 @@ def _hold_time_steps(module: HfModel) -> None:
 
 @torch.no_grad()
 def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Tensor]) -> None:
-    """Make the recurrent layers of `model` read in steps. `run` is a pass into `cache`, which shows which they are; its
-    logits [B, keep, V] are not used."""
+    """Make the recurrent layers of `model` read in steps. `run` runs a pass into `cache`: the layers that leave a state
+    there are recurrent. Its logits [B, keep, V] are not used."""
     if getattr(model, "_reads_in_steps", False):
         return
     innermost: dict[int, nn.Module] = {}  # by layer, the innermost module that leaves a state

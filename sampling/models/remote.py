@@ -1,8 +1,8 @@
 """A target that runs in a server: each round's draft is scored by one request, from the server's log-probabilities of
 the prompt. Greedy only; no caches.
 
-vLLM and SGLang take and give ids. llama-cpp-python takes and gives text: where that reads in other tokens than ours it
-is refused. Logits are the server's log-probabilities where it gives them; the probability that is left is shared out
+vLLM and SGLang take and give ids. llama-cpp-python takes and gives text; a text that it splits into other tokens than
+ours is refused. Logits are the server's log-probabilities where it gives them; the remaining probability is divided
 evenly among the other ids. Knows no drafters.
 """
 
@@ -20,11 +20,11 @@ from utils.errors import UsageError, UserError, raise_first
 from utils.objects import HfTokenizer
 from utils.remote.server import Server
 
-_LEAST = 1e-9  # probability that is left for all ids which the server does not name, at least
+_LEAST = 1e-9  # the least probability of all ids together that the server does not name
 TOP = 5  # likeliest tokens requested at each position
 SPAN = 4  # tokens of a continuation requested as text: a character has no more
 
-# Log-probabilities by token, the likeliest first; a draft that stands there may be one more.
+# Log-probabilities by token, the likeliest first; besides the TOP likeliest it may have the drafted token.
 Ranked = dict[int, float]
 
 
@@ -38,7 +38,7 @@ class RemoteLM(LM):
 
     Args:
         scorer: asks the server; None where its token ids are not known, and nothing can be scored.
-        vocab_size: ids that may be said.
+        vocab_size: the number of ids that may be emitted.
     """
 
     takes_trees = False
@@ -61,7 +61,7 @@ class RemoteLM(LM):
 
 
 class RemoteSession(Session):
-    """One row; satisfies :class:`sampling.types.Session`. The server keeps what cache it likes."""
+    """One row; satisfies :class:`sampling.types.Session`. The server manages its own cache."""
 
     def __init__(self, scorer: Score, prompt: Rows, vocab_size: int, name: str) -> None:
         self._scorer, self.initial, self.vocab_size, self._name = scorer, prompt, vocab_size, name
@@ -70,7 +70,7 @@ class RemoteSession(Session):
     takes_trees = False
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Nothing is read ahead: the first request reads the prompt."""
+        """Count all tokens but each row's last as cached: nothing is read ahead, the first request reads the prompt."""
         return [len(row) - 1 for row in rows]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
@@ -78,8 +78,8 @@ class RemoteSession(Session):
         drafted = draft.trees[0].tokens
         return torch.stack(list(map(self._logits, self._scorer([*rows[0], *drafted], len(drafted)))))[None]
 
-    def _logits(self, place: Ranked) -> Tensor:
-        known = {token: value for token, value in place.items() if 0 <= token < self.vocab_size}
+    def _logits(self, named: Ranked) -> Tensor:
+        known = {token: value for token, value in named.items() if 0 <= token < self.vocab_size}
         if not known:
             raise UserError(f"{self._name} names no token of this vocabulary of {self.vocab_size}")
         left = max(_LEAST, 1 - sum(map(math.exp, known.values())))
@@ -106,34 +106,35 @@ def scorer_of(server: Server, tokenizer: HfTokenizer, end_id: int) -> Score:
         "llama-cpp-python": lambda: EchoScorer(server, tokenizer, end_id).score,
     }
     if server.kind not in makers:
-        found = f"{server.address} ({server.kind})" if server.kind else server.address
+        program = f"{server.address} ({server.kind})" if server.kind else server.address
         raise UsageError(
-            f"{found} gives no log-probabilities of a prompt's tokens, which drafts are verified by "
+            f"{program} gives no log-probabilities of a prompt's tokens, which drafts are verified by "
             f"({', '.join(makers)} do): without --pair and --tokenizer it answers by itself"
         )
     return makers[server.kind]()
 
 
 def ranked(logprobs: Mapping[int, float]) -> Ranked:
-    """Return the same, the likeliest first; of equal ones the lowest id."""
+    """Return the log-probabilities by id, the likeliest first; of equal ones the lowest id."""
     return dict(sorted(logprobs.items(), key=lambda item: (-item[1], item[0])))
 
 
 def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
-    """By `prompt_logprobs` of /v1/completions (vllm/entrypoints/openai/completion/protocol.py, 0.26)."""
+    """Score by `prompt_logprobs` of /v1/completions (vllm/entrypoints/openai/completion/protocol.py, 0.26)."""
     fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
     choice = server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
     with server.reading():
         choice = choice["choices"][0]
-        places = choice["prompt_logprobs"][-drafts:] if drafts else []
-        scored = [{int(token): float(entry["logprob"]) for token, entry in place.items()} for place in places]
+        positions = choice["prompt_logprobs"][-drafts:] if drafts else []
+        scored = [{int(token): float(entry["logprob"]) for token, entry in position.items()} for position in positions]
         last = choice["logprobs"]["top_logprobs"][0].items()
         scored.append({int(token.removeprefix("token_id:")): float(value) for token, value in last})
-    return [ranked(place) for place in scored]
+    return [ranked(position) for position in scored]
 
 
 def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
-    """By `input_top_logprobs` of /generate (docs/basic_usage/native_api, python/sglang/srt/managers/io_struct.py)."""
+    """Score by `input_top_logprobs` of /generate (docs/basic_usage/native_api,
+    python/sglang/srt/managers/io_struct.py)."""
     fields = {
         "input_ids": ids,
         "sampling_params": {"temperature": 0, "max_new_tokens": 1},
@@ -145,24 +146,25 @@ def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]
     with server.reading():
         meta = answer["meta_info"]
         own, tops = (meta[name][-drafts:] if drafts else [] for name in ("input_token_logprobs", "input_top_logprobs"))
-        places = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
-        scored = [{int(token): float(value) for value, token, *_ in place} for place in places]
-    return [ranked(place) for place in scored]
+        positions = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
+        scored = [{int(token): float(value) for value, token, *_ in position} for position in positions]
+    return [ranked(position) for position in scored]
 
 
 class EchoScorer:
-    """By `echo` and `logprobs` of llama-cpp-python's /v1/completions (llama_cpp/llama.py, 0.3.36; `--logits_all`).
+    """Scores by `echo` and `logprobs` of llama-cpp-python's /v1/completions (llama_cpp/llama.py, 0.3.36;
+    `--logits_all`).
 
-    Tokens are known by their texts. A text that several tokens share, such as part of a character's or a special
-    token's, names none: where the likeliest token may be one of those, the server continues the text. It also does so
-    where the text of the tokens reads in other ones (a target may say two line ends where its tokenizer has a token for
-    both).
+    Tokens are known by their texts. A text that several tokens share, such as that of part of a character or of a
+    special token, names none: where the likeliest token may be one of those, the server is made to continue the text.
+    The same is done where the tokenizer splits the text of the ids into other ids (a target may emit two line ends
+    where its tokenizer has a token for both).
     """
 
     def __init__(self, server: Server, tokenizer: HfTokenizer, end_id: int) -> None:
         self._server, self._tokenizer, self._end_id = server, tokenizer, end_id
         self._begin_id: int | None = getattr(tokenizer, "bos_token_id", None)
-        self._adds_begin = False  # the server puts that token before a text
+        self._adds_begin = False  # whether the server puts that token before a text
         texts = [self._text([token]).replace("\ufffd", "") for token in range(max(tokenizer.get_vocab().values()) + 1)]
         count = Counter([*texts, ""])
         self._ids = {text: token for token, text in enumerate(texts) if text and count[text] == 1}
@@ -174,7 +176,7 @@ class EchoScorer:
         begin = len(ids) - drafts
         sent = next((end for end in range(len(ids), begin - 1, -1) if self._same(ids[:end])), 0)
         scored = self._echoed(ids[:sent]) if sent else {}
-        places: list[Ranked] = []
+        positions: list[Ranked] = []
         refused = False  # drafts after a rejected one are not examined
         for end in range(begin, len(ids) + 1):
             named, certain = scored.get(end - 1, ({}, False))
@@ -182,15 +184,15 @@ class EchoScorer:
                 token, value = self._next(ids[:end])
                 value = math.log(max(_unnamed(named), _LEAST)) if value is None else value
                 named = {token: value} | {other: less for other, less in named.items() if other != token}
-            places.append(named or places[-1])
-            refused |= end < len(ids) and next(iter(places[-1])) != ids[end]
-        return places
+            positions.append(named or positions[-1])
+            refused |= end < len(ids) and next(iter(positions[-1])) != ids[end]
+        return positions
 
     def _echoed(self, ids: list[int]) -> dict[int, tuple[Ranked, bool]]:
         """Return, by the position of an id, the tokens named after it, and whether the likeliest of all is among them.
 
-        The server leaves out a first token that begins texts, and every later one; each entry stands beside what it
-        gives for the token at the same place of the whole text, which is what follows that token.
+        The server's list leaves out all begin-of-text tokens. The entry at index i of the text without a leading one
+        has the log-probabilities computed at index i of the whole text, those of the token after it.
         """
         answer = self._complete(ids, echo=True, logprobs=TOP, max_tokens=1)
         with self._server.reading():
@@ -203,28 +205,28 @@ class EchoScorer:
                     f"{self._server.address} reads the text as {count} tokens, this tokenizer as {len(ids)}"
                 )
             listed = ids[1:] if ids[0] == self._begin_id else ids
-            places = [place for place, token in enumerate(listed) if token != self._begin_id]
+            positions = [position for position, token in enumerate(listed) if token != self._begin_id]
             if len(listed) < len(ids) and choice["finish_reason"] == "length":
-                places.append(len(listed))  # the new token's
+                positions.append(len(listed))  # the new token's
             entries = choice["logprobs"]["top_logprobs"]
-            return {place: self._named(entry) for place, entry in zip(places, entries, strict=True) if entry}
+            return {position: self._named(entry) for position, entry in zip(positions, entries, strict=True) if entry}
 
     def _named(self, texts: Mapping[str, float]) -> tuple[Ranked, bool]:
         named = ranked({self._ids[text]: float(value) for text, value in texts.items() if text in self._ids})
-        # whether no token without a name can have more
+        # whether the first is the likeliest of all: no unnamed token can have more
         first = math.exp(next(iter(named.values()), -math.inf)) > _unnamed(named)
         return named, first or len(named) == len(texts)
 
     def _next(self, ids: list[int]) -> tuple[int, float | None]:
         """Return the token that the server gives after these ids, and its log-probability if known.
 
-        Where their text would read in other tokens the server continues from the last position where it does not, and
-        has to say the same tokens. UserError where it does not.
+        If the tokenizer splits their text into other ids, the server continues from the last position up to which it
+        does not, and must emit the same tokens. UserError if it emits others.
         """
         if self._begins > len(ids) or self._known[: len(ids)] != ids or len(self._known) <= len(ids):
             self._go_on(next((end for end in range(len(ids), 0, -1) if self._same(ids[:end])), 0), ids)
-        place = len(ids) - self._begins
-        return self._known[len(ids)], self._values[place] if place < len(self._values) else None
+        position = len(ids) - self._begins
+        return self._known[len(ids)], self._values[position] if position < len(self._values) else None
 
     def _go_on(self, begins: int, ids: list[int]) -> None:
         """Request the tokens after ids[:begins], up to some that follow `ids`."""

@@ -4,9 +4,9 @@ Speculative Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.0520
 A :class:`TokenBytes` says which bytes an id adds to a text and which ids spell bytes. :class:`Spelling` translates a
 growing row of the target's ids into the model's own. Token-level intersection: the session's logits are of the ids that
 both have, the reduced vocabulary of a :class:`TranslatedSession`, so its distributions are the model's, restricted and
-renormalised. Any distribution that drafts are drawn from is exact. The paper's other way, to draft freely and to spell
-the draft in the target's tokens, is :class:`sampling.drafters.draft_model.RespelledDrafter`, on the same session. Knows
-no acceptance.
+renormalised. Drafts may be drawn from any distribution without changing the text's. The paper's other way, to draft
+freely and to spell the draft in the target's tokens, is :class:`sampling.drafters.draft_model.Respelled`, on the same
+session. Knows no acceptance.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ _SPACE = b" \t\n\r"
 class Translation:
     """The common part of a target's vocabulary and a drafter's.
 
-    `ours`, `theirs` [n]: the ids that both have, the target's ascending. `mates`: the target's special tokens that the
-    drafter has. Of a sample text: `tokens` the number of the target's tokens, `own` the share of them that are tokens
-    of the drafter's too, `spelled` the share of its bytes that the drafter can spell, `ratio` the drafter's tokens for
-    one of the target's, `seconds` to translate a token.
+    `ours`, `theirs` [n]: the target's and the drafter's ids of the tokens that both have, the target's ascending.
+    `mates`: the target's special tokens that the drafter has too → the drafter's ids. Of a sample text: `tokens` the
+    number of the target's tokens, `own` the share of them that are tokens of the drafter's too, `spelled` the share of
+    the bytes that the drafter can spell, `ratio` the drafter's tokens for one of the target's, `seconds` to translate a
+    token.
     """
 
     target: TokenBytes
@@ -55,9 +56,9 @@ class Translation:
 
     @staticmethod
     def of(target: TokenBytes, drafter: TokenBytes, sizes: tuple[int, int], sample: bytes = b"") -> Translation:
-        """The translation between vocabularies whose models have the first `sizes` ids."""
+        """Return the translation between a target and a drafter whose models have the first `sizes` ids."""
         mates: dict[int, int] = {}
-        for name, token in target.special.items():  # names come before roles
+        for name, token in target.special.items():  # names of tokens come before roles such as "eos"
             if name in drafter.special:
                 mates.setdefault(token, drafter.special[name])
         common = target.by_bytes.keys() & drafter.by_bytes.keys()
@@ -69,7 +70,7 @@ class Translation:
         return translation.measured(sample) if sample else translation
 
     def measured(self, sample: bytes) -> Translation:
-        """This translation with the figures of a sample text."""
+        """Return this translation with the figures of a sample text."""
         ids, spelling, watch = self.target.ids(sample), Spelling(self), Stopwatch(None)
         for count in range(1, len(ids) + 1):
             theirs = spelling.of(ids[:count])
@@ -149,7 +150,7 @@ class Spelling:
         if mate is not None:
             if len(self._text) > self._chunks[-1][1]:
                 self._close(len(self._text))
-            if not (len(self._row) == 1 and (mate,) == self._by.drafter.begin):  # all its texts begin with it
+            if not (len(self._row) == 1 and (mate,) == self._by.drafter.begin):  # else `_ids` begins with it already
                 self._ids.append(mate)
             self._text += added
             self._chunks.append((len(self._ids), len(self._text), True))
@@ -207,11 +208,11 @@ class TranslatedSession(Session):
         self.inner: Session = lm.lm.open(self.own(prompt), previous=None if previous is None else previous.inner)
 
     def own(self, rows: Rows) -> Rows:
-        """The rows in the model's ids, cut to their ends where they are too long."""
+        """Return the rows in the model's ids, without their beginnings where they are too long."""
         return [self.fitted(spelling.of(row)) for spelling, row in zip(self._spellings, rows, strict=True)]
 
     def fitted(self, ids: list[int]) -> list[int]:
-        """The model's `ids` without the halves of a context that must go to leave room for one more."""
+        """Return the model's `ids`, without as many half contexts at the beginning as leave room for one more token."""
         half = max(1, self.lm.context // 2)
         over = len(ids) + 1 - self.lm.context
         return ids if over <= 0 else ids[-(-over // half) * half :]
@@ -222,7 +223,7 @@ class TranslatedSession(Session):
         return [spelling.covered(count) for spelling, count in zip(self._spellings, held, strict=True)]
 
     def score_own(self, rows: Rows) -> Tensor:
-        """[B, V of the model] the model's logits after rows of the model's ids."""
+        """Return the model's logits [B, V of the model] after rows in the model's ids."""
         return self.inner.score(rows, Draft.empty(len(rows)))[:, 0]
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:

@@ -1,6 +1,6 @@
-"""Events → figures: one meaning each, the same in the console, the JSON, the benchmark and the docs.
+"""Turns events into figures. Each has one meaning, the same in the console, the JSON, the benchmark and the docs.
 
-drafted D = accepted A + rejected R (the first refused of a round) + discarded (after it, never
+drafted D = accepted A + rejected R (at most one a round) + discarded (all others, counted as never
 examined). Every answer opens with a prefill round: its time is the time to first token, its token
 counts among the emitted ones, and neither enters a rate. The emitted tokens of a beam search are those of the best
 beam. Pure arithmetic over :mod:`sampling.events`; the record itself is :class:`sampling.stats.summary.Stats`. Knows no
@@ -16,7 +16,7 @@ from utils.remote.pieces import ServerFigures
 
 
 class Meter:
-    """A sum of the events of one row; `stats` and `ids` may be read at any time.
+    """Sums up the events of one row; `stats` and `ids` may be read at any time.
 
     `prompt_n` is the prompt's length, `rows` the number of prompts answered together: the time of reading them is
     divided among them, as the seconds of rounds are; the first token comes after all are read.
@@ -47,7 +47,7 @@ class Meter:
             return
         elif isinstance(event, Finished):
             self._reason, self._report = event.reason, event.report
-            if self._pieces and self._report is not None and not self._report.tokens:  # 0 beside a text: not counted
+            if self._pieces and self._report is not None and not self._report.tokens:  # the server counts none
                 self._report = self._report._replace(tokens=None)
             if self._beams and event.reason != "interrupted":
                 self._tree.close()
@@ -66,7 +66,7 @@ class Meter:
             self._beams = max(self._beams, step.num_beams)
             self.ids = list(self._tree.best.tokens)
         elif emitted := step.emitted:
-            self._pieces += step.top2_gap is None and step.verify_s > 0  # else the beginning of a token cut at a stop
+            self._pieces += step.top2_gap is None and step.verify_s > 0  # else ids of a token cut at a stop
             self.ids += emitted
             self._gaps += [*[None] * (len(emitted) - 1), step.top2_gap]
 
@@ -108,8 +108,8 @@ class Meter:
             counts[1] += len(step.path) + len(step.rejected)
             self._review(step.inner)
 
-    def _told(self, name: str, otherwise: int) -> int:
-        """A count as the server reports it, where one does."""
+    def _reported(self, name: str, otherwise: int) -> int:
+        """Return the server's count of this name; `otherwise` if no server reports it."""
         count: int | None = getattr(self._report, name, None)
         return otherwise if count is None else count
 
@@ -121,10 +121,10 @@ class Meter:
         draft_ms, verify_ms, sample_ms, overhead_ms = (1000 * spent for spent in seconds)
         return Stats(
             stop_reason=self._reason,
-            prompt_n=self._told("prompt_tokens", 0 if self._pieces else self.prompt_n),
+            prompt_n=self._reported("prompt_tokens", 0 if self._pieces else self.prompt_n),
             prompt_ms=1000 * self._prompt_s,
             ttft_ms=None if self._ttft_s is None else 1000 * self._ttft_s,
-            predicted_n=self._told("tokens", len(self.ids)),
+            predicted_n=self._reported("tokens", len(self.ids)),
             predicted_ms=1000 * sum(seconds),
             draft_n=sums["n"],
             draft_n_accepted=sums["accepted"],

@@ -15,7 +15,7 @@ from sampling.stats.theory import expected_speedup
 from utils.objects import Json
 from utils.remote.pieces import ServerFigures
 
-TARGET = "target"  # what calls name the outermost target
+TARGET = "target"  # the outermost target's name in calls
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
@@ -24,7 +24,7 @@ def ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def least(values: Iterable[float | None]) -> float | None:
-    """The least of those that are known."""
+    """Return the least of the known values; None if there is none."""
     return min((value for value in values if value is not None), default=None)
 
 
@@ -40,8 +40,8 @@ class Stats:
     `predicted_n` counts every emitted token, the opening round's included; `openings` is how many
     of them opening rounds yielded (1 for an answer that has begun), and rates leave those out.
     `predicted_ms`, `draft_ms`, `verify_ms`, `sample_ms`, `overhead_ms`, `calls`, `target_passes` and
-    everything about drafts cover the rounds after the opening one. `prompt_ms` is what reading the
-    prompt took, `ttft_ms` that and the rest of the opening round (None before the first token).
+    everything about drafts cover the rounds after the opening one. `prompt_ms` is the time of reading
+    the prompt, `ttft_ms` adds the rest of the opening round (None before the first token).
     `accepted_at[j]` and `examined_at[j]` count drafts at depth j (0 = first after the prefix);
     `acceptance_histogram[a]` counts rounds that accepted a drafts, `draft_histogram[n]` those that drafted n nodes.
     `top2_gaps[i]` is the gap of the
@@ -54,9 +54,9 @@ class Stats:
     `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts (None
     before one was timed); `branched` counts the rounds that drafted a tree, not a chain.
 
-    A server's answer comes in `pieces` of text (0 for a lane that decodes here), and `report` is what the server says
-    of it. `predicted_n` and `prompt_n` are the server's counts then; without its count of tokens `predicted_n` is that
-    of the pieces, and there is no rate.
+    A server's answer comes in `pieces` of text (0 for a lane that decodes here), and `report` has the server's figures
+    for it. `predicted_n` and `prompt_n` are the server's counts then; without its count of tokens `predicted_n` counts
+    the pieces, and there is no rate.
     """
 
     stop_reason: Reason | None = None
@@ -217,7 +217,7 @@ def merge(stats: Iterable[Stats]) -> Stats:
 
 
 def _summed(reports: Sequence[ServerFigures | None]) -> ServerFigures | None:
-    """What a server says of several answers; a count that one of them lacks is not known of all."""
+    """Add up a server's reports on several answers; None without a report on each, or for a count that one lacks."""
     known = [report for report in reports if report is not None]
     if not known or len(known) < len(reports):
         return None
@@ -251,32 +251,32 @@ def speedup_over(pairs: Iterable[tuple[Stats, Stats]]) -> float | None:
 
 
 def disturbed(plain: Stats, other: Stats) -> bool:
-    """Whether the timing cannot be right: `other` is faster than its tokens a pass allow, its passes no shorter.
+    """Return whether the timing is impossible: `other` is faster than its tokens a pass allow without shorter passes.
 
     A round yields `tokens_per_pass` tokens and takes at least one pass; where a pass over more tokens is not shorter
     than one over a single token (v ≥ 1), that bounds the speed-up. A disturbance can only lengthen a pass, so v is
     judged by the shortest ones. False where these were not timed, and for another model than the target.
     """
     gained, most = speedup(plain, other), other.tokens_per_pass
-    one, wide = least((plain.least_pass_ms, other.least_pass_ms)), other.least_wide_ms
+    narrow, wide = least((plain.least_pass_ms, other.least_pass_ms)), other.least_wide_ms
     timed = wide is not None or other.least_pass_ms is not None
-    if gained is None or most is None or one is None or not timed or TARGET not in other.calls:
+    if gained is None or most is None or narrow is None or not timed or TARGET not in other.calls:
         return False
-    return gained > (1 + AS_FAST) * most and (wide is None or wide >= (1 - AS_FAST) * one)
+    return gained > (1 + AS_FAST) * most and (wide is None or wide >= (1 - AS_FAST) * narrow)
 
 
 def cost_ratio(drafted: Stats, plain: Stats) -> float | None:
-    """c: seconds a drafted token / seconds of a one-token target pass; `plain` is a run of `ar`."""
+    """c: seconds a drafted token / seconds of a one-token target pass; `plain` is a run without drafts."""
     return ratio(ratio(drafted.draft_ms, drafted.draft_n), ratio(plain.verify_ms, plain.target_passes))
 
 
 def verify_ratio(drafted: Stats, plain: Stats) -> float | None:
-    """v: seconds of a target pass over drafts / seconds of a one-token pass; `plain` is a run of `ar`."""
+    """v: seconds of a target pass over drafts / seconds of a one-token pass; `plain` is a run without drafts."""
     return ratio(ratio(drafted.verify_ms, drafted.target_passes), ratio(plain.verify_ms, plain.target_passes))
 
 
 def expected(drafted: Stats, plain: Stats, gamma: int | str | None) -> float | None:
-    """Return the speed-up to expect at the alpha, c and v of these runs; `plain` is a run of `ar`.
+    """Return the speed-up to expect at the alpha, c and v of these runs; `plain` is a run without drafts.
 
     None for "auto", for a drafter that ignores gamma (None), where drafts often were shorter than gamma, and for trees:
     the formula (:func:`sampling.stats.theory.expected_speedup`) describes chains of `gamma` drafts.

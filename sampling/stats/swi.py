@@ -22,7 +22,7 @@ _LLAMA = {"llama-68m": 68.0, "llama-160m": 160.0, "llama-7b": 7000.0}
 TABLES: Mapping[str, Mapping[str, float]] = {
     "model_parameters": {**_FLAN, **_LLAMA},  # millions
     "previous_work": {"flan-t5-small": 0.02, "flan-t5-base": 0.04, "flan-t5-large": 0.11, "flan-t5-xxl": 1.0},
-    "published": {**_FLAN, **_LLAMA, "llama-7b": 70000.0},  # the published table's slip
+    "published": {**_FLAN, **_LLAMA, "llama-7b": 70000.0},  # an error of the published table
 }
 MEASURED = "measured"
 

@@ -8,7 +8,7 @@ knows nothing of how they were measured. Source: Leviathan et al. 2023 (arXiv 22
 from bisect import bisect_left
 from collections.abc import Callable
 
-_STEPS = 1 << 40  # in which the least alpha that pays is searched
+_STEPS = 1 << 40  # steps of alpha in the search of the least one that pays
 
 
 def efficiency(alpha: float, gamma: int) -> float:
@@ -51,12 +51,12 @@ def break_even(c: float, v: Callable[[int], float] | None = None, limit: int = 6
 def roofline(
     parameters: float, weight_bytes: float, bandwidth: float, flops: float | None = None
 ) -> Callable[[int], float]:
-    """Seconds of a pass over n tokens of a dense model that is only described (the roofline model of Williams et al.
-    2009): its weights are read once a pass, two operations are done with each weight for each token, and the slower
-    of the two counts.
+    """Return the function n → seconds of a pass over n tokens of a dense model (the roofline model of Williams et al.
+    2009): the weights are read once a pass, two operations are done with each weight for each token, and the slower
+    of reading and computing counts.
 
-    Attention, caches, launches and the other machines' talk are left out: it is a lower bound, and v(n) of it is flat
-    up to the n from which computing takes longer than reading.
+    Attention, caches, launches and communication between machines are left out: the seconds are a lower bound, and
+    v(n) is flat up to the n from which computing takes longer than reading.
 
     Args:
         parameters: of the model.

@@ -2,8 +2,8 @@
 verifies nothing.
 
 A tree has many more nodes than verification visits, and on a CPU the distribution of a large vocabulary costs as much
-as drafting, so it is computed when it is used. On an accelerator each answer that the host waits for costs more than
-the arithmetic: everything about all nodes comes by one transfer.
+as drafting, so it is computed at its first use. On an accelerator each wait of the host for a result costs more than
+the arithmetic, so the results for all nodes come by one transfer.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from utils.logits_processors import check_finite
 GREEDY = Filters(0.0)
 TINY = 1e-12  # a residual of less mass is rounding: draw from p
 
-Place = tuple[int, int]  # a row, and a node at which it stands (-1: the root)
+Place = tuple[int, int]  # a row, and a node of its draft (-1: the root)
 
 
 def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler) -> "HostDistributions":
@@ -30,8 +30,8 @@ def distributions_for(logits: Tensor, draft: Draft, rows: Rows, sampler: Sampler
 
 
 def at_once(tensor: Tensor, sampler: Sampler) -> bool:
-    """Return whether all places are decided together: on an accelerator, but not where coins are noted, since every
-    noted coin must decide something. Only the device of `tensor` counts."""
+    """Return whether all places are decided together: on an accelerator, unless coins are recorded, since every
+    recorded coin must decide something. Only the device of `tensor` counts."""
     return not tensor.is_cpu and not sampler.notes
 
 
@@ -81,12 +81,12 @@ class HostDistributions(Distributions):
         tree = self.draft.trees[row]
         states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if filters.temperature else None
         cut = (filters.temperature or 1.0, *filters[1:])
-        stood, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
-        self._walked.update(zip(((row, each) for each in stood), walks, strict=False))
-        token = walks[len(stood) - 1].drawn
+        visited, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
+        self._walked.update(zip(((row, each) for each in visited), walks, strict=False))
+        token = walks[len(visited) - 1].drawn
         if token < 0:
-            token = self.drawn(row, stood[-1], (key[0], key[1] + len(stood) - 1))
-        return stood[1:], token
+            token = self.drawn(row, visited[-1], (key[0], key[1] + len(visited) - 1))
+        return visited[1:], token
 
     def bring(self, *tensors: Tensor) -> list[Tensor]:
         """Return these tensors, of any shape, on the host."""
@@ -97,7 +97,7 @@ class HostDistributions(Distributions):
 
     def drawn(self, row: int, node: int, key: tuple[int, int]) -> int:
         """Draw the token after a node (-1: the root) with the noise of `key`. A greedy draw needs no distribution, and
-        the only token that a constraint leaves no draw."""
+        a token that a constraint forces needs no draw."""
         if (constraint := self.sampler.constraint) is not None:
             state = constraint.at(prefixes_of(self._rows, self.draft, [(row, node)])[0])
             if state is not None and state.forced is not None:
@@ -110,7 +110,7 @@ class HostDistributions(Distributions):
         return token
 
     def facts(self, row: int, node: int) -> PositionFacts | None:
-        """Return the facts of the logits after a node; None where they are not cheap."""
+        """Return the facts of the logits after a node; None unless a compiled walk can read these."""
         if not self._walks:
             return None
         walked, filters = self._walked.get((row, node)), self._filters
@@ -122,7 +122,7 @@ class HostDistributions(Distributions):
 
     def _processed(self, places: list[Place]) -> Tensor:
         prefixes = prefixes_of(self._rows, self.draft, places) if self.sampler.needs_prefixes else []
-        if len(places) == 1:  # a view
+        if len(places) == 1:  # without a copy
             ((row, node),) = places
             return self.sampler.probs(self.logits[row, node + 1][None], prefixes)
         rows, nodes = torch.tensor(places).unbind(1)
@@ -151,8 +151,8 @@ class DeviceDistributions(HostDistributions):
         """Draw the token of every place with its noise; `keys`: row number and position of each row's first token."""
         count, trees = self.draft.width, zip(keys, self.draft.trees, strict=True)
         depths = [(key, [0, *tree.depths, *[0] * (count - len(tree.depths))]) for key, tree in trees]
-        stands = torch.tensor([[number, start + depth] for (number, start), each in depths for depth in each])
-        drawn = self.sampler.draw(self._probs.flatten(0, 1), stands)
+        draw_keys = torch.tensor([[number, start + depth] for (number, start), each in depths for depth in each])
+        drawn = self.sampler.draw(self._probs.flatten(0, 1), draw_keys)
         self._draws = self.bring(drawn.view(self._probs.shape[:2]))[0].long().tolist()
 
     def descend(self, row: int, node: int, key: tuple[int, int]) -> tuple[list[int], int]:

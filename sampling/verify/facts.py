@@ -1,5 +1,5 @@
-"""The facts of a position: what the verifier's logits there say of its tokens, for figures, logs and displays. No
-decision depends on them. Knows logits; no drafts and no rules.
+"""The facts of a position: gap, entropy, probabilities and ranks by the verifier's logits there, for figures, logs and
+displays. No decision depends on them. Knows logits; no drafts and no rules.
 """
 
 import ctypes
@@ -52,8 +52,8 @@ class PositionFacts:
 
 
 class WalkedFacts(PositionFacts):
-    """The facts that a compiled walk over logits found; their sum is worked out at its first use. The draw's
-    `filters` are None where it is from another distribution."""
+    """The facts that a compiled walk over logits computed; `mass` is added up at its first use. `filters`: those of the
+    walk's draw; None if the walk drew nothing."""
 
     def __init__(self, walked: Structure, filters: Filters | None) -> None:
         self._walked, self._filters = walked, filters

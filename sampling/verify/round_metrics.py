@@ -63,7 +63,7 @@ def step_of(
 
 
 def facts_on(verdict: Verdict, row: int, nodes: Sequence[int]) -> list[Facts]:
-    """Return the facts after these nodes of a row, as the verifier knows them; else of the logits, by one transfer."""
+    """Return the facts after these nodes of a row: the verifier's, or else computed from its logits on the host."""
     facts = [known for node in nodes if (known := verdict.distributions.facts(row, node)) is not None]
     if len(facts) == len(nodes):
         return facts
@@ -72,8 +72,8 @@ def facts_on(verdict: Verdict, row: int, nodes: Sequence[int]) -> list[Facts]:
 
 # -- the alternatives at each position of a round, and the trials that decided it -------------------------------------
 #
-# They are computed after the round, off the clock, from the round's distributions and random numbers. One thread
-# computes them, since the round waits for them.
+# The loop computes them after the round, while its clock does not count, from the round's distributions and random
+# numbers.
 
 
 class CoinNotes(SamplerView):
@@ -107,13 +107,13 @@ class PositionRecorder:
         """Return the step of row `index`, which began after `start` tokens, with positions, odds and trials; `drafter`
         is None if it did not draft."""
         logits, tree = verdict.logits[index].float().cpu(), draft.trees[index]
-        stood = [-1, *verdict.path[index]][: len(step.emitted)]
-        facts = {node: AllFacts(logits[node + 1]) for node in {*stood, *tree.parents}}
-        examined: list[list[int]] = [[] for _ in stood]  # the step's nodes, by depth
+        visited = [-1, *verdict.path[index]][: len(step.emitted)]
+        facts = {node: AllFacts(logits[node + 1]) for node in {*visited, *tree.parents}}
+        examined: list[list[int]] = [[] for _ in visited]  # the step's nodes, by depth
         for node in (*step.path, *step.rejected):
             examined[step.depths[node]].append(node)
         positions, processed = [], list[dict[int, float]]()
-        for depth, (token, node) in enumerate(zip(step.emitted, stood, strict=True)):
+        for depth, (token, node) in enumerate(zip(step.emitted, visited, strict=True)):
             own, at = [token, *tree.path_tokens(examined[depth])], facts[node]
             likeliest = best(at.logits, self.count)[1].tolist()
             ids = list(dict.fromkeys([*likeliest, *own]))
@@ -134,7 +134,7 @@ class PositionRecorder:
             Trial(node, p if drawn else 0.0, None, None if self.sampler.greedy else p)
             for depth, nodes in enumerate(examined)
             for node in nodes
-            if node not in known and self.rule is not Rule.TYPICAL  # which asks no draw: p at temperature 1 says all
+            if node not in known and self.rule is not Rule.TYPICAL  # which draws nothing: p at temperature 1 decides
             for p in [processed[depth][step.drafted[node]]]
         ]
         if not drawn:
@@ -156,14 +156,14 @@ class PositionRecorder:
 
     def _tossed(self, step: Step, tree: DraftTree, accepted: list[int]) -> list[Trial]:
         """Return the trials of a row that coins decided."""
-        stood, trials = [-1, *accepted], []
+        visited, trials = [-1, *accepted], []
         for chances, keys in self.sampler.tossed:
             coins = self.sampler.coin_uniforms(keys)
             for chance, (row, position, start, turn), coin in zip(chances.tolist(), keys.tolist(), coins, strict=True):
                 if row == step.row:
                     depth = position - start
                     # A block has coins after a rejection too.
-                    parent = stood[depth] if depth < len(stood) else depth - 1
+                    parent = visited[depth] if depth < len(visited) else depth - 1
                     trials.append(Trial(tree.children[parent + 1][turn], chance, coin))
         return trials
 

@@ -14,11 +14,11 @@ A model between drafter and target reviews chains (:func:`review`). It may be le
 distribution than its own, which it returns (Chen et al., arXiv 2312.11462).
 
 Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
-arXiv 2403.10444, algorithm 2). Exact, and in the mean it accepts at least as many tokens as token by token.
+arXiv 2403.10444, algorithm 2). Exact, and on average it accepts at least as many tokens as token by token.
 r₀ = 1, rᵢ = min(1, rᵢ₋₁·p(xᵢ)/q(xᵢ)); for i < γ sᵢ = Σ(rᵢp − q)⁺ after x₁…xᵢ and hᵢ = sᵢ/(sᵢ + 1 − rᵢ), h_γ = r_γ.
-The first n drafts are accepted, n the largest i whose coin of chance hᵢ fell; the next token is a draw from
+The first n drafts are accepted, n the largest i whose coin, with chance hᵢ, accepts; the next token is a draw from
 norm((rₙp − q)⁺), after all drafts from p. Point masses among the drafts are distributions with all mass on one
-id; alone they gain nothing by it: the chance that i are accepted is ∏p(xⱼ) by either rule.
+id; a chain of point masses alone gains nothing: the chance that i are accepted is ∏p(xⱼ) by either rule.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def verify(logits: Tensor, draft: Draft, rows: Rows, keys: Keys, sampler: Sample
         logits: [B, N+1, V] the verifier's, at the root and after each node.
         draft: a tree for each row.
         rows: the committed tokens, B of them.
-        keys: the round's start is the position of the first new token.
+        keys: each row's number and the position of its first new token, where the round starts.
         sampler: distribution, draws and coins.
         rule: the drafter's (:func:`rule_of`), not one that this draft suggests.
 
@@ -101,15 +101,15 @@ def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sa
 
 
 class Examined(NamedTuple):
-    """What a rule decided at M places: the number of the accepted child (-1: none), the verifier's own token where none
-    is, and whether the decision is undefined."""
+    """A rule's decisions at M places: the number of the accepted child (-1: none), the verifier's own token if no child
+    is accepted, and whether the decision is undefined."""
 
     child: Tensor  # [M]
     token: Tensor  # [M]
     undefined: Tensor  # [M] bool
 
 
-# Rows [M], nodes at which they stand [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
+# Rows [M], the node examined in each [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
 Examine = Callable[[list[int], list[int], Tensor], Examined]
 
 
@@ -194,8 +194,8 @@ def examine_drawn(
     lenience: float = 1.0,
 ) -> Examined:
     """Examine children x [M, C] drawn from `distributions`, C of [M, V]: each in turn is accepted with probability
-    min(1, λ·p(x)/q(x)); after a rejection p is norm((p − q)⁺). `rest` [M, V] is that where the caller has it, of a
-    single child.
+    min(1, λ·p(x)/q(x)); after a rejection p is norm((p − q)⁺). `rest` [M, V]: norm((p − q)⁺) of a single child, if the
+    caller has it.
     """
     chosen = torch.full(x.shape[:1], -1, device=x.device)
     undefined = torch.zeros_like(chosen, dtype=torch.bool)
@@ -219,18 +219,18 @@ def examine_drawn(
 
 
 def _tossed(chance: Tensor, open_: Tensor, keys: Tensor, sampler: Sampler) -> Tensor:
-    """Return whether the coin of each chance [M] falls, only where `open_` [M]. No other coin is tossed, unless all
-    places are decided at once."""
+    """Return whether the coin of each chance [M] accepts; False where not `open_` [M]. No coin is tossed there, unless
+    all places are decided at once."""
     if at_once(chance, sampler):
         return sampler.coin(chance.flatten(), keys.flatten(0, -2)).view_as(open_) & open_
-    fell = torch.zeros_like(open_)
+    accepts = torch.zeros_like(open_)
     tossing = open_ & ~chance.isnan()
     if bool(tossing.any()):
-        fell[tossing] = sampler.coin(chance[tossing], keys[tossing.cpu()])
-    return fell
+        accepts[tossing] = sampler.coin(chance[tossing], keys[tossing.cpu()])
+    return accepts
 
 
-# -- likely enough is accepted, lossy ---------------------------------------------------------------------------------
+# -- typical acceptance, lossy ----------------------------------------------------------------------------------------
 
 
 def verify_typical(
@@ -265,8 +265,8 @@ def verify_typical(
 
 
 def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
-    """Verify a block (Sun et al., arXiv 2403.10444, algorithm 2): as many drafts are accepted as the last coin that
-    falls says. ValueError for a tree."""
+    """Verify a block (Sun et al., arXiv 2403.10444, algorithm 2): the drafts up to the last one whose coin accepts are
+    accepted. ValueError for a tree."""
     if not all(tree.is_chain for tree in draft.trees):
         raise ValueError("block verification judges chains; the draft is a tree")
     probs, count, lengths = distributions.all(), draft.width, [len(tree.tokens) for tree in draft.trees]
@@ -276,15 +276,15 @@ def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sam
     r = carried(probs, q, tokens, present)
     left = (r[:, :-1, None] * probs[:, :-1] - q).clamp_(min=0)
     chance = acceptance(r, left.sum(dim=-1), put(lengths, probs.device))
-    stands = torch.tensor([[[number, start + depth, start] for depth in range(count + 1)] for number, start in keys])
-    fell = _tossed(chance, present & (chance > 0), F.pad(stands[:, :-1], (0, 1)), sampler)
-    accepted = (fell * torch.arange(1, count + 1, device=fell.device)).amax(dim=1) if count else fell.sum(dim=1)
-    # after n drafts: what rₙp has more than q, after all of them p
-    short = (torch.arange(count, device=fell.device) < put(lengths, fell.device)[:, None])[..., None]
+    draw_keys = torch.tensor([[[number, start + depth, start] for depth in range(count + 1)] for number, start in keys])
+    coins = _tossed(chance, present & (chance > 0), F.pad(draw_keys[:, :-1], (0, 1)), sampler)
+    accepted = (coins * torch.arange(1, count + 1, device=coins.device)).amax(dim=1) if count else coins.sum(dim=1)
+    # the distribution of the token after n drafts: norm((rₙp − q)⁺), after all of them p
+    short = (torch.arange(count, device=coins.device) < put(lengths, coins.device)[:, None])[..., None]
     after = torch.cat([torch.where(short, normal(left, probs[:, :-1]), probs[:, :-1]), probs[:, -1:]], dim=1)
     undefined = r.isnan().any(dim=1)
     if isinstance(distributions, DeviceDistributions):
-        drawn = sampler.draw(after.flatten(0, 1), stands[..., :2].flatten(0, 1)).view(after.shape[:2])
+        drawn = sampler.draw(after.flatten(0, 1), draw_keys[..., :2].flatten(0, 1)).view(after.shape[:2])
         n, undefined, drawn = distributions.bring(accepted, undefined, drawn)
         n, token = n.long(), drawn.gather(1, n.long()[:, None])[:, 0]
     else:
@@ -292,12 +292,13 @@ def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sam
     if bool(undefined.any()):
         raise ValueError(UNDEFINED)
     if not isinstance(distributions, DeviceDistributions):
-        token = sampler.draw(after[each, n], stands[each, n, :2])
+        token = sampler.draw(after[each, n], draw_keys[each, n, :2])
     return [list(range(length)) for length in n.tolist()], [int(own) for own in token.tolist()]
 
 
 def carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
-    """rᵢ [B, N+1]; after a chain's end it stays. NaN after a draft that its own distribution gives no mass."""
+    """Return rᵢ [B, N+1], after a chain's end its last one. NaN after a draft that its own distribution gives no
+    mass."""
     at = tokens.clamp(min=0)[..., None]
     ratio = (probs[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
     r = [torch.ones_like(probs[:, 0, 0])]
@@ -307,7 +308,7 @@ def carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor
 
 
 def acceptance(r: Tensor, s: Tensor, lengths: Tensor) -> Tensor:
-    """hᵢ for i = 1 … N [B, N]: of the whole chain r itself, of a part of it s/(s + 1 − r)."""
+    """Return hᵢ for i = 1 … N [B, N]: r itself at the end of a chain, before it s/(s + 1 − r)."""
     count = s.shape[1]
     inner, mass = r[:, 1:count], s[:, 1:]
     below = mass + 1 - inner
@@ -367,7 +368,7 @@ def review(
     passes = _lenient(logits, draft, tokens, lenience) if own else None
 
     def examine(rows: list[int], nodes: list[int], at: Tensor) -> Examined:
-        depth = nodes[0] + 1  # all rows stand equally deep
+        depth = nodes[0] + 1  # the same in all rows
         where = put(rows, probs.device)
         p, x = probs[where, depth], tokens[where, depth]
         if emitted is None:
@@ -384,7 +385,7 @@ def review(
 
 
 def _lenient(logits: Tensor, draft: Draft, tokens: Tensor, lenience: float) -> Tensor | None:
-    """Return [B, N+1] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, where the rule lets nothing pass."""
+    """Return [B, N+1] whether m(x) > q(x)/λ at temperature 1; None for λ = 1, under which no draft passes by this."""
     if lenience <= 1 or not draft.width:
         return None
     scores = logits.float()

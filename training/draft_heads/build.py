@@ -55,7 +55,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
         # The norms that *speculators* 0.9 trains with.
         values |= dict.fromkeys(("wide", "norm_before_fc", "norm_before_residual", "norm_output"), True)
     if kind in BLOCK_KINDS:
-        # The mask's row enters as the embedding of the last id, of which hardly any text has a token.
+        # The mask token is the last id, which hardly any text contains.
         values |= {"qk_norm": True, "mask": large.vocab_size - 1}
     if kind == "dspark":
         values |= {"markov": "vanilla", "rank": RANK}
@@ -94,7 +94,7 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
     if hasattr(trunk, "markov_head"):
         nn.init.zeros_(trunk.markov_head.markov_w2.weight)
     if hasattr(trunk, "fc") and width == config.large_hidden_size:
-        trunk.fc.weight.data[:, -width:] = torch.eye(width)  # the highest of the states that it reads
+        trunk.fc.weight.data[:, -width:] = torch.eye(width)  # pass on the last of the states read
     for layer in trunk.layers if config.kind == "glide" else ():
         nn.init.zeros_(layer.cross_attn.o_proj.weight)
     return _trainable(head)
@@ -131,14 +131,14 @@ def start_linear(draft_head: DraftHead, examples: Examples, ridge: float = 100.0
 
 
 def _trainable(head: DraftHead) -> DraftHead:
-    """Let everything learn but the target's own parameters."""
+    """Make all parameters trainable but those shared with the target."""
     head.model.embed_tokens.weight.requires_grad_(not head.config.shared_embedding)
     head.lm_head.weight.requires_grad_(not head.config.shared_head)
     return head
 
 
 def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
-    """Return a draft head with the weights of `old`, to be trained further; it shares none but the embedding.
+    """Return a draft head with the weights of `old`, to be trained further; all but the embedding are copies.
 
     `config` may differ in window, block size and recency, whose slopes of 0 change no output at first.
     """

@@ -3,7 +3,7 @@ and padded batches of them.
 
 A draft head learns from these alone: the target's distribution is its head applied to the states. They are computed
 once and kept in shards of safetensors beside the checkpoint, resumable shard by shard; or, where they are too much to
-keep (the states that EAGLE-3 reads are 10 GB of three million tokens), computed whenever they are taken. The order of
+keep (EAGLE-3's states are 10 GB for three million tokens), computed whenever they are taken. The order of
 batches depends on the seed and the epoch alone. Knows no draft heads and no loss.
 """
 
@@ -40,7 +40,7 @@ class Example:
     """One sequence of T tokens and the target's outputs on it. Positions run from 0."""
 
     ids: Tensor  # [T] long
-    start: int  # the first token of the answer
+    start: int  # the index of the answer's first token
     hidden: Tensor  # [T, H] the input of the target's head
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
     read: Tensor | None = None  # [T, K·G] the states that an EAGLE-3 head reads, beside each other
@@ -212,7 +212,8 @@ class Batch:
 
 
 def make_batch(examples: Sequence[Example], layers: Sequence[int], prompt_weight: float) -> Batch:
-    """Pad and stack. The token after an answer's token has weight 1, within a prompt `prompt_weight`."""
+    """Pad and stack. The target's distributions from the answer's first token on have weight 1, those before it
+    `prompt_weight`."""
     weight = torch.zeros(len(examples), max(len(example.ids) for example in examples))
     for row, example in enumerate(examples):
         weight[row, : len(example.ids)] = prompt_weight

@@ -23,7 +23,8 @@ DECAY = 4.0  # positions of a block over which the weight falls to 1 / e
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's head. `rows` [V, G]; `listed` [N, G] are those of the reduced vocabulary (all, without one)."""
+    """The target's head: its weight's `rows` [V, G], and of these `listed` [N, G], the reduced vocabulary's (all rows
+    if there is none)."""
 
     rows: Tensor
     listed: Tensor
@@ -38,8 +39,8 @@ class Teacher:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """See :func:`cross_entropy`: the gradient, softmax − probabilities, is made beside it in half the passes over
-    memory."""
+    """See :func:`cross_entropy`. The gradient, softmax − probabilities, is computed along with the value, in half the
+    passes over memory."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, probs: Tensor) -> Tensor:
@@ -88,10 +89,10 @@ def loss(
 def block_loss(
     draft_head: DraftHead, teacher: Teacher, batch: Batch, anchors: int, noise: torch.Generator
 ) -> tuple[Tensor, float]:
-    """Return (loss [], cross-entropy of the first draft in nats) of blocks after `anchors` drawn tokens of each row.
+    """Return (loss [], cross-entropy of the first draft in nats) of blocks after tokens at `anchors` random positions.
 
-    Cross-entropy against the target's distribution at each position of a block, the text's own tokens before it. Later
-    positions count less, by exp(−(k − 1) / 4): a draft is of use only if all before it were right (the paper's decay
+    Cross-entropy against the target's distribution at each position of a block, after the text's own tokens. The draft
+    at depth k has the weight exp(−(k − 1) / 4): it is of use only if all drafts before it were right (DFlash's decay
     for blocks of 8). A confidence head learns Σ min(p, q) by binary cross-entropy (DSpark, as *speculators* trains it).
     """
     assert batch.read is not None
@@ -160,7 +161,7 @@ def held_out(
     for batch, favourite in zip(batches, best_ids or favourites(teacher, batches), strict=True):
         wanted = before = batch.weight >= 1
         states = drafted_states(draft_head, batch, depth)
-        for step, state in enumerate(states):  # fewer than `depth` of a short block
+        for step, state in enumerate(states):  # fewer than `depth` if the block is shorter
             chunks = zip(torch.split(state.flatten(0, 1), CHUNK), torch.split(batch.ids.flatten(), CHUNK), strict=True)
             best = torch.cat([draft_head.logits(*chunk).argmax(dim=-1) for chunk in chunks]).view(batch.ids.shape)
             agree = (ids[best] if len(ids) else best) == favourite

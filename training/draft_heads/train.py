@@ -34,9 +34,9 @@ _KEPT = ("step", "tokens", "seconds", "shown", "curve", "best", "worse")
 class TrainingJob:
     """The hyperparameters of a training; a checkpoint is resumed by the same job only.
 
-    `steps` drafted steps are unrolled (EAGLE heads), each weighted by `decay` more; the first part of the schedule,
-    `single`, unrolls only one. `minutes` ends training early with the schedule brought down in time (None: after
-    `epochs`).
+    `steps` drafted steps are unrolled (EAGLE heads), each with the weight of the step before times `decay`; in the
+    first part of the schedule, `single`, only one. `minutes` ends training at that time, with the schedule compressed
+    accordingly (None: after `epochs`).
     """
 
     epochs: float = 4.0
@@ -57,7 +57,7 @@ class TrainingJob:
     depth: int = 4
     save_every: float = 60.0
     anchors: int = 0  # blocks of each sequence in a batch, of a head that drafts them
-    precise: bool = False  # float32 products also where 16 bit is to be had
+    precise: bool = False  # float32 products even where 16-bit ones are faster
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -111,7 +111,7 @@ class Training:
         folder.mkdir(parents=True, exist_ok=True)
         self._resume()
 
-    # -- where it was stopped --------------------------------------------------------------------
+    # -- checkpoints ------------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
         """Return all that must not change between a run and its continuation."""
@@ -155,7 +155,7 @@ class Training:
     # -- the run ---------------------------------------------------------------------------------
 
     def run(self, about: dict[str, Any], progress: Progress, interrupt: Callable[[], bool] = never) -> bool:
-        """Train and keep the best draft head in the folder with `about` (see save_student); False if interrupted."""
+        """Train; keep the best draft head in the folder, with `about` (see save_student). False if interrupted."""
         begun, saved = time.monotonic() - self.seconds, time.monotonic()
         while self._done() < 1 and self.worse < self.job.patience:
             if interrupt():

@@ -22,7 +22,7 @@ from utils.files import object_in, read_text
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0  # k: the weight of the shorter context's distribution, in sightings; at 8 the confidence is calibrated
-LEAST = 0.03  # a further token of a context is kept from this confidence on: less likely ones are never drafted
+LEAST = 0.03  # least confidence of a context's further tokens: less likely ones are never drafted
 
 Encode = Callable[[str], list[int]]
 _ENTRY = {2: 7, 4: 9}  # bytes of an entry, by the bytes of a token
@@ -163,8 +163,7 @@ def passage_of(line: str, where: str, vocab_size: int, encode: Encode | None = N
 def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
     """Return at most `entries` entries: the frequent ones and those that correct the shorter context.
 
-    A context whose token the shorter one predicts as well goes before one that says something new,
-    a rare one before a frequent one, a long one before a short one.
+    Dropped first are contexts whose best token the shorter context predicts as well, then rare ones, then long ones.
     """
     sizes = np.concatenate([np.full(len(level.keys), level.size) for level in levels])
     counts = np.concatenate([level.counts for level in levels])

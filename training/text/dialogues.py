@@ -1,9 +1,9 @@
 """The chats that a target writes: chats that it invents, by kind of task, or answers to given prompts.
 
-A chat is a generator that requests continuations and gets them; it ends with the lines to be kept. The beginnings of
-the user's turns are our own and from no benchmark; their kinds are those of people's questions: a text to be
-summarised, passages with a question, a sentence to be translated, a sum, a question, a list, some code. Knows a
-tokenizer and no model; training/text/synthesize.py samples the text.
+A chat is a generator that yields requests for continuations, is sent these, and returns the lines to be kept. The
+beginnings of the user's turns are written for this project and come from no benchmark; their kinds are common ones: a
+text to be summarised, passages with a question, a sentence to be translated, arithmetic, a question, a list, code.
+Knows a tokenizer and no model; training/text/synthesize.py samples the text.
 """
 
 import re
@@ -20,16 +20,16 @@ _MARK = "user-turn-0"
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
 TURNS = 4  # of the user in a conversation, at most
 USER_TOKENS = 96  # a longer user turn is thrown away
-_LONG_TURN = 288  # tokens of a turn that has a text in it, its beginning included
+_LONG_TURN = 288  # the most tokens of a user turn of another kind than "chat", its given beginning included
 _TAIL = 32  # tokens that a template puts between a user's turn and its answer, at most
-_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # the end of one; after a figure a point may be no end
+_SENTENCE = re.compile(r"(?<!\d)[.!?][\"'”’)]*(?=\s|$)")  # its end; a point after a digit may be none
 
 
 @dataclass(frozen=True)
 class TurnPart:
     """A piece of a turn: `opening` is given, then the target continues for at most `tokens`.
 
-    A part that is `loose` may be cut there, at its last full sentence; any other has to end by itself.
+    If the target has not ended by then, a `loose` part is cut after its last full sentence and any other discarded.
     """
 
     opening: str
@@ -190,12 +190,12 @@ _TRANSLATIONS = ("Translate this sentence into English: ", "What is this in Engl
 
 
 def _begun(*beginnings: Sequence[str], tokens: int = 96, loose: bool = False) -> Callable[[Random], list[TurnPart]]:
-    """Return a maker of one part, which begins with one of each."""
+    """Return a function that makes one part, whose opening joins a random one of each of `beginnings`."""
     return lambda dice: [TurnPart("".join(map(dice.choice, beginnings)), tokens, loose)]
 
 
 def _sum(dice: Random) -> list[TurnPart]:
-    """Return two facts to reckon with, half of the time with the question's first words."""
+    """Return the facts of an arithmetic problem, half of the time with the question's first words."""
     name, other = dice.sample(_NAMES, 2)
     thing = dice.choice(_THINGS)
     many, some, few = dice.randrange(40, 90), dice.randrange(11, 30), dice.randrange(2, 10)
@@ -403,7 +403,7 @@ def whole_sentences(text: str) -> str:
 
 
 class GivenPrompts:
-    """Chats whose user turns are given, each answered once at each temperature: all of them at the first one first."""
+    """Chats whose user turns are given, each answered once at each temperature: all at the first, then at the next."""
 
     endless = False
 
@@ -421,7 +421,7 @@ class GivenPrompts:
 
     @property
     def longest(self) -> int:
-        """At most `most` tokens; a chat that outgrows them ends before that turn."""
+        """The most tokens of a sequence, up to `most`; a chat ends before a turn whose prompt has as many."""
         first = [len(self._talk.prompt([_user(texts[0])])) for texts in self._turns]
         several = any(len(texts) > 1 for texts in self._turns)
         return self._most if several else min(self._most, max(first, default=0) + self._answer)

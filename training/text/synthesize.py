@@ -1,7 +1,8 @@
-"""A target writes training text: many chats at once, one token of each a pass, a finished row given to the next chat.
+"""Training text that a target writes: many chats at once, one token of each a pass; a finished chat's row goes to the
+next chat.
 
-The noise of a token is keyed by (seed, chat, position), so that a chat's text depends neither on the chats beside it
-nor on where a run was resumed (up to rounding: a pass over other rows may add up differently).
+The noise of a token is keyed by (seed, continuation, chat, position), so that a chat's text depends neither on the
+chats beside it nor on where a run was resumed (up to rounding: a pass over other rows may add up differently).
 training/text/dialogues.py makes the chats. Their lines are appended to a file, where a later run continues; they are
 read back, and split into texts to learn from and texts that are held out. Knows no screen.
 """
@@ -26,8 +27,8 @@ from utils.errors import UserError
 from utils.files import append, drop_half_line
 from utils.progress import never
 
-_STREAM = 16  # the noise's streams: this one for a chat's first continuation, the next for its second …
-_FRUITLESS = 200  # chats without an answer in a row, of an endless source
+_STREAM = 16  # the noise stream of a chat's first continuation; the second has the next stream, and so on
+_FRUITLESS = 200  # consecutive chats without an answer after which an endless source is an error
 ENDLESS = 1 << 60  # tokens: as many as there are prompts for
 SHORTEST = 8  # tokens; a shorter sequence teaches nothing
 
@@ -74,7 +75,7 @@ class TextWriter:
     batch: int = 32
 
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
-        """Yield each chat as it finishes, but those `done`.
+        """Yield each chat as it finishes, except those in `done`.
 
         Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats of an endless
         source have no answers.
@@ -112,7 +113,7 @@ class TextWriter:
                 session.select(torch.tensor([index for index, row in enumerate(rows) if row is not None]))
 
     def _waiting(self, done: Container[int]) -> Iterator[_Row]:
-        """Yield the source's chats but those `done`, each as a row that has not begun."""
+        """Yield the source's chats except those in `done`, each as a row that has not begun."""
         for number in filterfalse(done.__contains__, count()):
             if (chat := self.source.chat(number)) is None:
                 return
@@ -132,9 +133,9 @@ class TextWriter:
 
 
 def draw(logits: Tensor, temperatures: list[float], keys: list[int]) -> list[int]:
-    """Return one id a row: [M, V] float32 logits, each row at its temperature (0: the likeliest), by its key's noise.
+    """Draw one id for each row of [M, V] float32 logits, at its temperature (0: the likeliest), by its key's noise.
 
-    The inverse of the distribution function: one uniform number a row instead of one an id.
+    The draw inverts the distribution function: it needs one uniform number a row instead of one an id.
     """
     best = logits.max(dim=-1)
     chosen: list[int] = best.indices.tolist()
@@ -185,8 +186,8 @@ def write_self(
     """Append answers to `file` (jsonl) until it holds `tokens` answer tokens; return how many it holds.
 
     Resumes an earlier run; chats without an answer leave a line without ids. `progress` gets the tokens so far, first
-    those of the file, unless they are enough already. Fewer tokens than wanted are returned only when interrupted or
-    when the source ends. Raises OSError (a full disk) with the whole lines written so far intact.
+    those of the file, unless they are enough already. The file has fewer tokens than wanted only after an interrupt or
+    the source's end. Raises OSError (a full disk) with the whole lines written so far intact.
     """
     count, done = written(file)
     if count >= tokens:

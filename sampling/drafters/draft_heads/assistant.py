@@ -1,9 +1,10 @@
-"""Gemma 4's assistants: models of queries alone, which read their target's keys and values (transformers'
+"""Gemma 4's assistants: models that compute queries only and read their target's keys and values (transformers'
 `gemma4_assistant`).
 
-A draft reads the embedding of the token before it beside a state: first the target's last one, then what the assistant
-made of the draft before. Its layers attend to what the target's last layer of their kind holds; its position stays the
-last token's. So it keeps nothing between rounds and reads no prompt. Knows no distributions.
+For a draft the assistant reads the embedding of the token before it, joined with a state: for the first draft the
+target's last state, then its own output for the draft before. Its layers attend to the keys and values of the target's
+last layer of the same kind, from the same position for all drafts. So it has no cache and reads no prompt. Knows no
+distributions.
 """
 
 from typing import NamedTuple, Self
@@ -35,8 +36,8 @@ class _Chain(NamedTuple):
 
 
 class AssistantSession(Session):
-    """B rows of an assistant beside the session of its target. A row that does not go on where its last one ended is
-    read again from what the target holds."""
+    """B rows of an assistant beside the session of its target. A row that does not continue the one read before is read
+    again after the tokens that the target holds."""
 
     def __init__(self, lm: "AssistantLM", prompt: Rows, target: CausalSession) -> None:
         self.lm, self.initial, self.target, self.described = lm, prompt, target, lm.name
@@ -80,7 +81,8 @@ class AssistantSession(Session):
 
 
 class AssistantLM(LM):
-    """An assistant by name, beside its target. UserError for a target of another width or that keeps no such layers."""
+    """An assistant as an LM, beside its target. UserError for a target of another width, or without a layer of a kind
+    that the assistant reads."""
 
     encodes, reads_kv, reviews, block = False, True, False, 0
     reads_hidden: Hidden = (-1,)
@@ -111,7 +113,7 @@ class AssistantLM(LM):
         return AssistantSession(self, prompt, target)
 
     def step(self, token: int, state: Tensor, seen: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Read `token` beside a state [1, 1, H]: logits [V], and the state that stands beside the next token."""
+        """Read `token` joined with a state [1, 1, H]; return logits [V], and the state to join with the next token."""
         count = next(iter(seen.values()))[0].shape[2]
         embedded = self._embed(torch.tensor([[token]], device=state.device)).to(state)
         out = self.model(

@@ -56,7 +56,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _FOUR_BITS = ".q4_1"  # after the name of a matrix in 4 bits
-_OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack, which have neither
+_OPTIONAL = ("output_bias", "mlp_bias")  # keys that older folders lack: their heads have neither bias
 _LAYERS, _LAYER = "model.layers.", "model.layers.0."
 _CROSS = f"{_LAYER}cross_attn.q_proj.weight"  # only GLIDE heads have it
 
@@ -65,8 +65,8 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
     `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures …; with `bits` 4 the matrices are
-    rounded. An EAGLE-3 head is written in the published format. Raises OSError (a full disk) with an earlier version of
-    the files left as it was.
+    rounded. EAGLE-3, DFlash and DSpark heads are written in the published format. Raises OSError (a full disk) with an
+    earlier version of the files left as it was.
     """
     folder, about = Path(folder), about or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,11 +106,11 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
 def load_student(
     folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None, name: str | None = None
 ) -> DraftHead:
-    """The draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
+    """Return the draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
 
-    Reads the published formats as well: GLIDE's (Llama's keys and names, with cross-attention) and EAGLE's.
-    `fingerprint` is that of the target's tokenizer (utils/loading/fit.py), which a head that names its tokenizer needs
-    beside a target; `name` is the target's hub id, not compared where it is not given.
+    Reads the published formats as well: GLIDE's (Llama's keys and names, with cross-attention), EAGLE's and those of
+    block heads. `fingerprint` is that of the target's tokenizer (utils/loading/fit.py); with a target, a head that
+    names its tokenizer needs it. `name` is the target's hub id; None: it is not compared.
 
     Raises:
         UserError: a missing or damaged file, a draft head of another target, in one line that names it.
@@ -192,7 +192,7 @@ def _built(
         own = name.removesuffix(".weight")
         student.set_submodule(own, layer_over(student.get_submodule(own), {"weight": weight}))
     if config.shared_embedding and isinstance(table := cast(Any, target).get_input_embeddings(), QuantizedEmbedding):
-        cast(Any, student.model).embed_tokens = table  # its few bits serve both
+        cast(Any, student.model).embed_tokens = table  # target and head share the packed table
     return student.eval().requires_grad_(False)
 
 
@@ -207,7 +207,8 @@ class _Uninitialised(TorchFunctionMode):
 
 
 def _completed(stored: Json, tensors: dict[str, Tensor], target: nn.Module | None, folder: Path) -> Json:
-    """Return a published configuration with missing sizes taken from the weights, and heads from the target."""
+    """Return a published configuration with missing sizes taken from the weights, and missing `large_…` from the
+    target."""
     config = {name: value for name, value in stored.items() if value is not None}
     sizes = {
         "vocab_size": (_EMBEDDING, 0),
@@ -281,8 +282,8 @@ def _whole(value: Any, least: int) -> bool:
 
 def _ids(ids: Tensor | None, config: DraftHeadConfig, folder: Path) -> Tensor | None:
     """Return the stored reduced vocabulary: ascending ids, one for each row of the head. UserError otherwise."""
-    count, said = 0 if ids is None else ids.numel(), f"{CONFIG} says {config.short_list}"
-    unfit = f" does not fit its config.json: {count} ids in the reduced vocabulary, {said}"
+    count, stated = 0 if ids is None else ids.numel(), f"{CONFIG} says {config.short_list}"
+    unfit = f" does not fit its config.json: {count} ids in the reduced vocabulary, {stated}"
     require(count == config.short_list, folder / WEIGHTS, unfit)
     if ids is None:
         return None
@@ -338,14 +339,15 @@ def _tensors(folder: Path, stored: Json) -> dict[str, Tensor]:
 
 
 def _in_four_bits(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """A matrix in 4 bits [rows, bytes], under a name that says so; other tensors as they are."""
+    """Return a matrix in 4 bits [rows, bytes] with its name extended by `.q4_1`; other tensors unchanged."""
     if value.dim() != 2 or value.shape[1] % GROUP:
         return name, value
     return name + _FOUR_BITS, torch.from_numpy(rounded_rows(value, "Q4_1"))
 
 
 def _from_four_bits(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """The matrix that :func:`_in_four_bits` stored: of each group of 32 the scale, the minimum, the codes' halves."""
+    """Return the matrix that :func:`_in_four_bits` stored: of each group of 32 codes a scale, a minimum, two codes a
+    byte; other tensors unchanged."""
     if not name.endswith(_FOUR_BITS):
         return name, value
     groups = value.unflatten(1, (-1, GROUP // 2 + 4))

@@ -22,8 +22,8 @@ from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
 
 class CompiledStep:
-    """A feature head whose pass is one compiled call; one runs at a time. `take` packs its linear maps; it uses the
-    embedding in place."""
+    """A feature head whose pass is one compiled call; one call runs at a time. `take` packs its linear maps; the
+    embedding is used in place."""
 
     def __init__(self, student: DraftHead, take: Callable[[Any], QuantizedLinear]) -> None:
         config, trunk = student.config, cast(Any, student.model)
@@ -60,7 +60,7 @@ class CompiledStep:
         )
 
     def new_cache(self) -> FusedCache:
-        """An empty cache, in 16 bits."""
+        """Return an empty cache in float16."""
         return FusedCache(self.layers, self._shared, self._size, torch.float16)
 
     def __call__(
@@ -73,11 +73,11 @@ class CompiledStep:
         kinds: np.ndarray,
         states: np.ndarray,
     ) -> tuple[Tensor, Tensor]:
-        """Feed ids at positions [B, T] after the tokens of `cache`: logits [B, keep, n] of the last `keep` and own
-        states [B, T, H].
+        """Feed ids at positions [B, T] after the tokens of `cache`; return logits [B, keep, n] of the last `keep` and
+        the head's own states [B, T, H].
 
-        mask as in :class:`sampling.types.Network`; `kinds` [B · T] says whose state stands before each token, `states`
-        [B · T] is its address.
+        mask as in :class:`sampling.types.Network`; `kinds` [B · T]: whose state precedes each token (NONE, THEIRS or
+        OWN), `states` [B · T]: that state's address.
         """
         (count, fed), before = ids.shape, cache.length
         depths = positions.numpy()
@@ -106,11 +106,11 @@ class CompiledStep:
         cache: FusedCache,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Feed one row's tokens from position `first` on: logits [1, 1, n] of the last, which an earlier call's memory
-        `into` may take; their states go to `own`.
+        """Feed one row's tokens from position `first` on; return the logits [1, 1, n] of the last, in the memory `into`
+        of an earlier call's if given. The head's states of the tokens are appended to `own`.
 
-        `theirs` are the target's states [S, G], of which the first `valid` are known; after them the head's `own`
-        [S, H] serve, of which `first` are known.
+        `theirs` are the target's states [S, G], of which the first `valid` are known; after these the head's `own`
+        [S, H] replace them, of which `first` are known.
         """
         fed, begin, width = len(tokens), self._begin(first), 4 * self._hidden
         states = own.allocate(fed, self._hidden)
@@ -121,7 +121,7 @@ class CompiledStep:
             fields += (token, at, 0, at - begin, at - begin + 1, 0, 0)
             state = (THEIRS, their_address + step * (at - 1)) if at <= valid else (OWN, own_address + width * (at - 1))
             before.append(state if at else (NONE, 0))
-        # in one array: the rows, then whose state stands before each token, then the addresses of these states
+        # in one array: the rows, then whose state precedes each token, then the addresses of these states
         numbers = array("q", [*fields, *(kind for kind, _ in before), *(address for _, address in before)])
         rows = numbers.buffer_info()[0]
         kinds = rows + fed * ROW.itemsize
@@ -138,11 +138,12 @@ class CompiledStep:
         return logits if self._width == self._out else logits[..., : self._out]
 
     def _begin(self, position: int) -> int:
-        """The first slot, at the start of a block, that a token at `position` may see."""
+        """Return the start of the block with the first slot that a token at `position` may see."""
         return max(0, position - self.window) // BLOCK * BLOCK if self.window else 0
 
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
-        """Get memory for a pass of `rows` rows at the first `positions`, that see up to `seen` slots."""
+        """Get memory for a pass of `rows` rows, `kept` of them with logits, at positions below `positions`, that see up
+        to `seen` slots."""
         if positions > len(self._table):
             halves = [part[:, : self._size // 2] for part in self._rotary(torch.arange(-(-positions // 256) * 256))]
             self._table = torch.cat(halves, dim=-1)  # [n, D]: cos, then sin

@@ -2,38 +2,38 @@
 (z-lab/dflash, deepseek-ai/DeepSpec, *speculators*).
 
 The rows of a block are the last token, which the target has not read, and masks after it. In every layer they attend to
-the states of the target, fused to one a token, and to each other. The keys and values of the target's states stay in
+the target's states, fused to one state a token, and to each other. The keys and values of the target's states stay in
 the cache, those of the block's rows do not.
 
 * DFlash draws a position's draft independently of the drafts before it.
 * JetSpec (hao-ai-lab/JetSpec, arXiv 2606.18394) is DFlash whose rows see no later row, in training too.
-* DFlare (Tencent/AngelSlim, arXiv 2606.02091): each layer reads its own weighted mean of the target's states, by keys
-  and values of their own.
+* DFlare (Tencent/AngelSlim, arXiv 2606.02091): each layer reads its own weighted mean of the target's states, which
+  separate weights map to keys and values.
 * Domino (arXiv 2605.29707; SpecForge's draft/domino.py) adds to a position's logits a map of its state and of a GRU's
   state after all tokens since the last one that the target has read; the first drafts may go without it.
 * DSpark's Markov head adds to a position's logits a term of the token before: of that token alone (`vanilla`), gated by
   the position's state (`gated`), or of all tokens since the last one that the target has read (`rnn`). Its confidence
-  head estimates, before the draft is drawn, the chance that it is accepted; a chain that ends there stays exact.
+  head estimates, before a draft is drawn, its chance of acceptance; a chain that ends by this estimate stays exact.
 * DFlash2 has a convolution over the block's rows around each sublayer, and a selector that scores a position's
   likeliest tokens again by the token before.
 
-Trees of DFlash, JetSpec and DFlare are DDTree's, Domino's and DSpark's grow along the paths, DFlash2's are of the
-selector's candidates.
+Trees of DFlash, JetSpec and DFlare combine the independent distributions of the positions (DDTree). For Domino and
+DSpark each path has its own distributions, for DFlash2 its own scores of the candidates.
 
 A P-EAGLE head is an EAGLE-3 head whose rows are tokens, each with the target's states one position before, and then
 masks, each with the mask's embedding and one learned state instead. All rows are causal. The last token's row yields
 the first draft, each mask's row the next one; the masks' rows leave the cache.
 
-PARD models (amd/PARD-…) are small models with a mask's token. After the row such a model reads masks; each is a row of
-an ordinary causal pass, so that their number changes no logits. PARD (arXiv 2504.18583) reads nothing of its target:
+PARD models (amd/PARD-…) are small models with a mask token. After the row such a model reads mask tokens; the pass is
+causal, so that their number changes no logits. PARD (arXiv 2504.18583) reads nothing of its target:
 one model drafts for all targets with its vocabulary. PARD-2 (arXiv 2605.08632; AMD-AGI/PARD, pard/pard2_infer.py) is
-trained with its target's states and without them. Where `warp_model.bin` lies beside the model the embedding of the
+trained with its target's states and without them. If `warp_model.bin` lies beside the model, the embedding of the
 token at position p becomes
 
     e(x_p) + s · (W h_{p-1} + b),  h_{-1} = 0,
 
-with the states h that the target concatenates of the layers that the configuration names; masks take the state of the
-row's last token. Without that file it drafts as PARD does.
+with h the target's states at the layers that the configuration names, concatenated; mask tokens take the state before
+the row's last token. Without that file the model drafts as PARD does.
 
 Shapes: B rows, C positions of context that are new, R rows of a block, H the head's width, n ids of its output layer.
 """
@@ -66,11 +66,12 @@ from utils.loading.sources import check_whole
 class BlockNetwork(StudentNetwork):
     """The pass of a block head over the target's states and the rows of a block."""
 
-    # The logits [M, n] of drafts by the drafts before them; None if they do not depend on these. Of the logits without
-    # them, the ids [M, k] from the last token to the one before the draft, and the states [M, k, H] of the drafts after
-    # each. If the last token's row yields no draft, that token comes twice, first with its own state, as in training.
+    # Corrects the logits [M, n] of M drafts by the drafts before them; None if they do not depend on these. Arguments:
+    # those logits, the ids [M, k] from the last token to the one before the draft, and the states [M, k, H] of the
+    # drafts after each id. If the last token's row yields no draft, that token comes twice, first with its own state,
+    # as in training.
     corrected: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    # The logits [M] of the chances that drafts are accepted, of their states [M, H] and the ids before them [M].
+    # Maps the states [M, H] of drafts and the ids [M] before them to the logits [M] of their chances of acceptance.
     confidence: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __init__(self, student: DraftHead) -> None:
@@ -88,7 +89,7 @@ class BlockNetwork(StudentNetwork):
             layer.remember(x, rotation, cache, index)
 
     def fused(self, features: Tensor) -> list[Tensor]:
-        """Return what each layer reads [B, C, H] of the target's states [B, C, K·G]."""
+        """Return the input [B, C, H] of each layer, fused from the target's states [B, C, K·G]."""
         return [self._hidden_norm(self._fc(features))] * self.layers
 
     def block(self, ids: Tensor, positions: Tensor, seen: dict[int, Tensor | None], cache: Any) -> Tensor:
@@ -116,12 +117,12 @@ class DFlashSession(BlockCausalSession, FollowingSession):
         return self.network.corrected is not None
 
     def final_positions(self, view: int) -> int:
-        """Position p reads state p."""
+        """Return the number of final positions: position p reads state p."""
         return view
 
     def mask_tokens(self, count: int) -> int:
         """Return the number of mask tokens for `count` drafts: as many as in training, since the rows of a block see
-        each other; JetSpec's see no later one, so that the needed ones suffice."""
+        each other. JetSpec's rows see no later row, so that `count` drafts need no further ones."""
         config = self.network.config
         return count - config.from_anchor if config.kind == "jetspec" else config.mask_tokens
 
@@ -304,7 +305,7 @@ class BlockLM(FollowingLM):
     reviews = False
 
 
-DRAFTS = 12  # tokens of a block of a PARD model at most, as its authors have it
+DRAFTS = 12  # the most tokens of a PARD model's block, as in its authors' code
 
 
 class PardLM(CausalLM):
@@ -379,7 +380,7 @@ def pard_lm(model: Any, target: Any, name: str, vocab_size: int) -> PardLM | Non
     check_whole(file)
     stored, large = torch.load(file, map_location="cpu", weights_only=True), target.config.get_text_config()
     layers, ids = large.num_hidden_layers, getattr(config, "pard2_target_layers", None)
-    # They number hidden_states in transformers, from either end.
+    # These ids number transformers' hidden_states, negative ones from the end.
     if isinstance(ids, list) and all(isinstance(layer, int) for layer in ids):
         ids = [layer + (layers + 1) * (layer < 0) for layer in ids]
     reads = states_read(ids, False, "pard2_target_layers", layers, file.parent)

@@ -1,7 +1,7 @@
 """An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's hidden state one
 position before (EAGLE, Li et al., arXiv 2401.15077), the last one or several (EAGLE-3, Li et al., arXiv 2503.01840).
 
-Two kinds draft this way: `feature`, trained here, and `eagle`, as others publish it, which cannot see token 0.
+Two kinds draft this way: `feature`, a kind of this project, and `eagle`, the published one, which cannot see token 0.
 
 Until the target's state is known, the draft head's own state stands in: after a round one pass reads all newly
 committed tokens with their true features and yields the first draft, then each pass reads the draft before it, or a
@@ -33,8 +33,8 @@ from utils.kernels.bindings import WALKED
 class FeatureSession(FollowingSession):
     """B rows of an EAGLE head. The states it keeps are its own, as the network returns them."""
 
-    _hidden: Buffer  # FeatureLM has it kept
-    _logits: Tensor | None = None  # memory for those of `likeliest`
+    _hidden: Buffer  # never None, since FeatureLM.keeps is True
+    _logits: Tensor | None = None  # memory for the logits of `likeliest`
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """Return [B, 1, n] logits after each row, in several passes if a row is more than a token ahead of its target;
@@ -57,8 +57,8 @@ class FeatureSession(FollowingSession):
         return likeliest_at(self._logits.data_ptr(), self.columns, count)
 
     def _score_row(self, row: list[int], into: Tensor | None = None) -> Tensor:
-        """Do :meth:`score_reduced` of one row by the compiled step, without tensors of a few elements; all its logits
-        [1, 1, n], in the memory `into` where that is given."""
+        """Return the logits [1, 1, n] of :meth:`score_reduced` for one row, by the compiled step and without tensors of
+        a few elements; they are written to `into` if that is given."""
         self._settle()
         (valid,), (tokens,), hidden = self.target.held(), self._tokens, self._hidden
         if self._views[0] != valid:
@@ -86,8 +86,9 @@ class FeatureSession(FollowingSession):
         """Return [M, n] logits after the last M of N nodes of a tree that follows the row just scored.
 
         The first N − M nodes are cached. `parents` [N] are indices in `tokens`, -1 = the row. A node reads its parent's
-        own state and sees the row and its path. No two of the M may be on one path. The next `score_reduced` or `sync`
-        drops all of them. (In a window, sibling nodes count as well.) An error in the pass leaves an empty cache.
+        own state and sees the row and its path. No two of the M may be on one path. The next `score_reduced` or
+        `rollback` drops all of them. (In a window, sibling nodes count as well.) An error in the pass leaves an empty
+        cache.
         """
         if not self._pending or not self._pending[0].tree.tokens:
             self._settle()

@@ -30,7 +30,8 @@ class GlideSession(FollowingSession):
     lm: "GlideLM"
 
     def final_positions(self, view: int) -> int:
-        """One layer's K and V depend on the ids alone. With more, position p is final if p ≤ view (0 if view > 0)."""
+        """Return how many leading positions are final: all for one layer, whose K and V depend on the ids alone; with
+        more layers, position p if p ≤ view (position 0 if view > 0)."""
         if len(self.lm.layers) == 1:
             return 1 << 60
         return view + 1 if view else 0
@@ -57,7 +58,7 @@ class GlideSession(FollowingSession):
             return SeenKeys([(key[:, :, :count], value[:, :, :count]) for key, value in kv])
         ends = positions.clamp(min=1).minimum(torch.tensor(valid)[:, None])
         window = self.network.window if len(valid) > 1 else 0  # the network itself cuts the window of a single row
-        fed = fed_columns(mask, positions).cpu()[:, None] if window else 0  # no padding
+        fed = fed_columns(mask, positions).cpu()[:, None] if window else 0
         first = ends + 1 - window - fed if window else torch.zeros_like(ends)
         slot = torch.arange(kv[0][0].shape[2])
         open_ = (slot < ends[..., None]) & (slot >= first[..., None])

@@ -1,4 +1,4 @@
-"""Small drafter networks that learn from one target: plain, GLIDE, feature and EAGLE, as modules, with their layers.
+"""Small drafter networks that learn from one target: plain, GLIDE, feature, EAGLE and block heads, with their layers.
 
 * plain: a Llama of few layers.
 * glide: between self-attention and MLP each layer reads the target's own keys and values
@@ -7,8 +7,7 @@
   there is none yet, the drafter's own state stands in (EAGLE, arXiv 2401.15077).
 * eagle: EAGLE heads as their authors publish them: EAGLE-3 (arXiv 2503.01840), which reads several of the target's
   states, and EAGLE-1 and 2 (parameters only: they draft and are not trained).
-* peagle, dflash, jetspec, dflare, domino, dspark, dflash2: parameters of heads that draft a block in one pass
-  (dflash.py).
+* peagle, dflash, jetspec, dflare, domino, dspark, dflash2: heads that draft a block in one pass (dflash.py).
 
 The head may cover a reduced vocabulary only. Parameter names follow the published GLIDE checkpoints.
 Knows whole sequences: no cache, no sessions (sampling/drafters/draft_heads/network.py), no loss (training/).
@@ -57,7 +56,7 @@ class Rotary(nn.Module):
         return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
 
     def equals(self, other: "Rotary") -> bool:
-        """Return whether both turn alike."""
+        """Return whether both give the same rotation."""
         both = cast(Tensor, self.inv_freq), cast(Tensor, other.inv_freq)
         return torch.equal(*both) and self.attention_scaling == other.attention_scaling
 
@@ -105,10 +104,10 @@ class SelfAttention(nn.Module):
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, earlier: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Attend from x [B, T, H] to the keys and values of `earlier`, to which x's own are appended.
+        """Attend from x [B, T, H] to the keys and values of `earlier` steps, to which x's own are appended.
 
-        mask: bool over all their keys and x's; or [T, S] over the S of the first alone: of each later one a query then
-        sees one key, its own line's.
+        mask: bool over the keys of all steps; or [T, S] over the S keys of step 0 alone: a query then sees one key of
+        each later step, the one on its chain of drafts.
         """
         query = self.q_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         query = turned(self.q_norm(query) if self.qk_norm else query, rotation)
@@ -126,9 +125,9 @@ class SelfAttention(nn.Module):
     def _along_lines(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, later: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Attend to step 0 and to one key of each `later` step: query i of the last one to key i − (last − step).
+        """Attend to step 0 and to one key of each `later` step: query i of the last step to key i − (last − step).
 
-        A mask over the keys of all steps would be as wide as they are, and all but empty.
+        A mask over the keys of all steps would be as wide as these together, and nearly empty.
         """
         length, places = query.shape[2], torch.arange(query.shape[2], device=query.device)[:, None]
         query = query.unflatten(1, (keys.shape[1], -1))  # [B, H_kv, heads / H_kv, T, D]
@@ -152,7 +151,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention over the target's cached keys and values: its q is rotated as the target's."""
+    """Attention over the target's cached keys and values; its queries are rotated as the target's are."""
 
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
@@ -178,7 +177,8 @@ class CrossAttention(nn.Module):
 
 
 def recency_bias(slopes: Tensor, positions: Tensor, slots: int) -> Tensor:
-    """Return the bias [B, heads, T, slots] for late keys: −slope · (position − slot); queries at positions [B, T]."""
+    """Return the bias [B, heads, T, slots] that favours late keys, −slope · (position − slot), for queries at positions
+    [B, T]."""
     return -slopes[:, None, None] * (positions[:, None, :, None] - torch.arange(slots, device=positions.device))
 
 
@@ -206,13 +206,13 @@ def block_mask(length: int, block: int, offset: int, device: torch.device) -> Te
 
 
 def lag_mask(length: int, lag: int, device: torch.device) -> Tensor:
-    """Return [T, T] bool: query i sees target keys j < i − lag, else key 0, as drafts at depth lag + 1 do."""
+    """Return [T, T] bool: query i sees key 0 and target keys j < i − lag, as drafts at depth lag + 1 do."""
     positions = torch.arange(length, device=device)
     return (positions[None] < positions[:, None] - lag) | (positions[None] == 0).expand(length, -1)
 
 
 class Layer(nn.Module):
-    """A decoder layer. `first`: it is the layer of an EAGLE head that tokens and states enter."""
+    """A decoder layer. `first`: it is the first one of an EAGLE head, which reads tokens and states."""
 
     def __init__(self, config: DraftHeadConfig, first: bool = False) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class Layer(nn.Module):
         self.self_attn = SelfAttention(config, 2 * config.hidden_size if self.joins else None)
         if self.joins:
             self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        if config.kind == "dflare":  # of the target's states
+        if config.kind == "dflare":  # it maps the target's states by separate weights
             sizes = config.hidden_size, config.num_key_value_heads * config.head_dim
             for name in ("k_proj_target", "v_proj_target"):
                 self.self_attn.add_module(name, nn.Linear(*sizes, bias=config.attention_bias))
@@ -259,7 +259,7 @@ class Layer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A mixer of each row of a block with the rows before it, used before and after a sublayer.
+    """Mixes each row of a block with the rows before it; used before and after a sublayer.
 
     A coefficient is a parameter of its channel and, for `group` neighbouring channels, a map of the sublayer's input.
     """

@@ -1,8 +1,8 @@
 """Multi-token prediction layers, which ship with their target (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
 One layer of the target's own kind reads each token beside the target's state one position before: join[norm(embedding);
-norm(state)] → layer → norm → the target's head. So it drafts as an EAGLE head does (eagle.py): where the target's state
-is not there yet its own stands in. Both are states that a final norm has seen, as in transformers' `MtpModel` and in
+norm(state)] → layer → norm → the target's head. So it drafts as an EAGLE head does (eagle.py): until the target's state
+is known its own state replaces it. Both are taken after the final norm, as in transformers' `MtpModel` and in
 *speculators*' `mtp`. Two namings are read: Qwen's (`mtp.…`) and DeepSeek's and GLM's (the layer after the last). Of
 several layers the first drafts every token. Embedding and head are the target's, though a file may repeat them.
 """
@@ -64,15 +64,15 @@ class MtpLayer(nn.Module):
 
 
 class Naming(NamedTuple):
-    """How a file calls the tensors of a layer: all begin with `prefix`, those of the decoder layer with `block` then.
-    `parts`: its names of the others → ours."""
+    """A file's names for the tensors of a layer: all begin with `prefix`, those of the decoder layer go on with
+    `block`. `parts`: the file's names of the other tensors → ours."""
 
     prefix: str
     parts: Mapping[str, str]
     block: str
 
     def ours(self, stored: str) -> str | None:
-        """Our name of a tensor; None for one that is no part of the layer, or shared with the target."""
+        """Return our name of a tensor; None for one that is no part of the layer, or shared with the target."""
         if not stored.startswith(self.prefix) or (name := stored.removeprefix(self.prefix)) in _SHARED:
             return None
         part, _, rest = name.rpartition(".")
@@ -88,7 +88,8 @@ class Naming(NamedTuple):
 
 
 def naming(names: Collection[str], layers: int) -> Naming | None:
-    """How the multi-token prediction layer among `names` is called; None if there is none. `layers`: of the target."""
+    """Return the naming of the multi-token prediction layer among `names`; None if there is none. `layers`: the
+    target's number of layers."""
     qwen = Naming(
         "mtp.",
         {"fc": "join", "pre_fc_norm_embedding": "token_norm", "pre_fc_norm_hidden": "state_norm", "norm": "norm"},
@@ -145,22 +146,24 @@ def _of_experts(name: str) -> bool:
 
 
 def _fuse_experts(tensors: dict[str, Tensor], wanted: dict[str, Tensor]) -> list[str]:
-    """Put the tensors of single experts together as the layer has them; the names of those that are missing."""
+    """Join the tensors of single experts as the layer has them; return the names of those that are missing."""
     lacking: list[str] = []
     for name in filter(_of_experts, wanted.keys() - tensors.keys()):
         base, _, part = name.rpartition(".")
-        each = [[f"{base}.{expert}.{one}.weight" for one in _EXPERTS[part]] for expert in range(len(wanted[name]))]
-        lacking += (missing := [one for names in each for one in names if one not in tensors])
+        each = [
+            [f"{base}.{expert}.{linear}.weight" for linear in _EXPERTS[part]] for expert in range(len(wanted[name]))
+        ]
+        lacking += (missing := [single for names in each for single in names if single not in tensors])
         if not missing:
-            tensors[name] = torch.stack([torch.cat([tensors.pop(one) for one in names]) for names in each])
+            tensors[name] = torch.stack([torch.cat([tensors.pop(single) for single in names]) for names in each])
     return lacking
 
 
 class MtpNetwork:
     """The pass of a multi-token prediction layer, as :class:`FeatureSession` calls it.
 
-    Shapes: B rows, T new tokens, S slots, H the target's width. Slot 0 is the first token's, which no state stands
-    before: no other token sees it.
+    Shapes: B rows, T new tokens, S slots, H the target's width. Slot 0 is the first token's, which has no state before
+    it: no other token sees that slot.
     """
 
     compiled = reduced_ids = ragged = None
@@ -182,7 +185,7 @@ class MtpNetwork:
         return cast(Tensor, self._embed(ids)).to(self.device)
 
     def join_target(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Tokens and the states one position before [B, T, H] → the layer's input [B, T, H]."""
+        """Join tokens and the states one position before, [B, T, H] both → the layer's input [B, T, H]."""
         both = self.layer.token_norm(embedded), self.layer.state_norm(states.to(embedded))
         return cast(Tensor, self.layer.join(torch.cat(both, dim=-1)))
 
@@ -211,7 +214,8 @@ class MtpNetwork:
 
 
 def _seen(positions: Tensor, mask: Tensor | None, cached: int) -> Tensor:
-    """[B, T, S+T] bool: the slots that tokens at positions [B, T] see, none of them a first token's but by itself."""
+    """Return [B, T, S+T] bool: the slots that tokens at positions [B, T] see. A first token's slot is seen by itself
+    alone."""
     rows, new = positions.shape
     seen = (
         torch.ones(rows, new, cached + new, dtype=torch.bool).tril(cached)

@@ -48,7 +48,7 @@ class Angles:
         self._rotary, self._table = rotary, torch.empty(0)
 
     def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        if positions.device.type != "cpu":  # the host would wait for the highest
+        if positions.device.type != "cpu":  # where the host would have to wait for the highest position
             cos, sin = self._rows(positions).to(like)[:, :, None].chunk(2, dim=-1)
             return cos, sin
         highest, table = int(positions.max()), self._table
@@ -58,7 +58,7 @@ class Angles:
         return cos, sin
 
     def _rows(self, positions: Tensor) -> Tensor:
-        """[..., 2D] of positions [...]."""
+        """Return cos and signed sin [..., 2D] of positions [...]."""
         angle = positions[..., None].float() * cast(Tensor, self._rotary.inv_freq)
         return torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1) * self._rotary.attention_scaling
 
@@ -73,7 +73,7 @@ class Cross:
         self.slopes = module.recency  # [heads]
 
     def read(self, x: Tensor, turning: tuple[Tensor, Tensor], seen: SeenKeys, index: int, positions: Tensor) -> Tensor:
-        """x + attention over the target's keys of layer `index`, [B, T, H] both; positions [B, T]."""
+        """Return x + attention over the target's keys of layer `index`, [B, T, H] both; positions [B, T]."""
         rows, new, _ = x.shape
         query = rotate(self.q(x).view(rows, new, -1, self.size), turning).transpose(1, 2)
         (keys, values), bias = seen.kv[index], seen.bias
@@ -170,14 +170,16 @@ class StudentNetwork:
         return cast(Tensor, self._join_embed(self._embed_norm(embedded)))
 
     def join_target(self, embedded: Tensor, features: Tensor) -> Tensor:
-        """Return its input where the target's state one position before is known: [B, T, H], [B, T, G]."""
+        """Return an EAGLE head's input where the target's state one position before is known: from tokens [B, T, H] and
+        states [B, T, G]."""
         if self._from:
             features = features.to(embedded)  # EAGLE-1 takes them as they are
             return self._paired(embedded, self._fc(self._features(features)) if self._wide else features)
         return cast(Tensor, self._join_feature(self._feature_norm(features.to(embedded)))) + self.join_none(embedded)
 
     def join_own(self, embedded: Tensor, own: Tensor) -> Tensor:
-        """Return its input where its own state, the output of `run`, stands in: [B, T, H] both."""
+        """Return an EAGLE head's input where its own state, the output of `run`, replaces the target's: from tokens and
+        states [B, T, H]."""
         if self._from:
             return self._paired(embedded, own)
         return cast(Tensor, self._join_own(self._own_norm(own))) + self.join_none(embedded)

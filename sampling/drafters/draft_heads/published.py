@@ -1,10 +1,10 @@
-"""Published EAGLE and block heads → our configuration and tensor names; our EAGLE-3 and DFlash heads → the published
-format.
+"""Translates published EAGLE and block heads into our configuration and tensor names, and our EAGLE-3, DFlash and
+DSpark heads into the published format.
 
 EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858): `fc` [H, 2H], `layers.i`, the first without an input norm.
 EAGLE-3 (arXiv 2503.01840) in three namings: `midlayer.*` (its authors, SpecForge), `layers.0.*` (speculators), and
-either with the prefix `model.`. Shapes come from the weights, not from `config.json`: a published head of one layer
-says 40. The format written is that of *speculators* 0.9.0, without the embedding, which is the target's.
+either with the prefix `model.`. Shapes come from the weights, not from `config.json`, which in one published head gives
+40 layers instead of 1. The format written is that of *speculators* 0.9.0, without the embedding (the target's).
 DFlash, DSpark and DFlash2 in three namings: z-lab's (`dflash_config` in a Qwen3 configuration), DeepSpec's
 (`target_layer_ids` and `markov_rank` at the top of one), and *speculators*' (`speculators_model_type`,
 `aux_hidden_state_layer_ids`). The first two number the layers whose output is read, the third numbers inputs of layers,
@@ -36,7 +36,7 @@ def require(fits: bool, folder: str | Path, why: str) -> None:
 def translated(
     stored: Json, tensors: dict[str, Tensor], large: HfModel, folder: Path
 ) -> tuple[Json, dict[str, Tensor]]:
-    """Return the configuration in our keys and the tensors by our names, with `ids` if the vocabulary is reduced.
+    """Return the configuration in our keys and the tensors by our names, with `lm_head.ids` for a reduced vocabulary.
 
     `large` is the target's configuration. UserError for another kind of head, or one for a target of another size.
     """
@@ -166,9 +166,11 @@ def nested(value: Any, *keys: str) -> Any:
 
 def check_verifier(stored: Json, target: str | None, folder: Path) -> None:
     """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
-    made = verifier(stored)
-    other = target and made.count("/") == 1 and made.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
-    require(not other, folder, f" is for {made}, this target is {target} (a target's folder has no name)")
+    made_for = verifier(stored)
+    other = (
+        target and made_for.count("/") == 1 and made_for.lower().rpartition("/")[2] != target.lower().rpartition("/")[2]
+    )
+    require(not other, folder, f" is for {made_for}, this target is {target} (a target's folder has no name)")
 
 
 def _reads(stored: Json, layers: int, folder: Path) -> tuple[int, ...]:
@@ -226,12 +228,13 @@ _USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration has no number
 
 
 def usual_reads(layers: int) -> list[int]:
-    """Return the layers of a target whose inputs the authors read; of fewer than 7 layers they are not three."""
+    """Return the layers of a target whose inputs EAGLE-3's authors read; a target of fewer than 7 has no such three."""
     return sorted({2, layers // 2, layers - 3})
 
 
 def has_place(config: Json, about: Json) -> bool:
-    """Return whether the published format can hold this configuration; it numbers the last output by the layers."""
+    """Return whether the published format can hold this configuration; for the last layer's output it needs the number
+    of layers."""
     return (config["wide"] or config["kind"] in ("dflash", "dspark")) and (
         min(config["reads"]) >= 0 or "layers" in about.get("verifier", {})
     )
@@ -240,8 +243,8 @@ def has_place(config: Json, about: Json) -> bool:
 def as_published(config: Json, own: dict[str, Tensor], about: Json) -> tuple[Json, dict[str, Tensor]]:
     """Return the configuration and the tensors of an EAGLE-3, DFlash or DSpark head as *speculators* writes them.
 
-    `own` are tensors by our names, with `ids` of a reduced vocabulary; `about` is added to the configuration, its
-    `verifier` {name_or_path, architectures, layers} describes the target.
+    `own` are tensors by our names, with `lm_head.ids` of a reduced vocabulary; `about` is added to the configuration,
+    its `verifier` {name_or_path, architectures, layers} describes the target.
     """
     tensors = {name.removeprefix("model."): value for name, value in own.items() if name != "lm_head.ids"}
     count = config["vocab_size"]
@@ -256,7 +259,7 @@ def as_published(config: Json, own: dict[str, Tensor], about: Json) -> tuple[Jso
     reads = [layers if state < 0 else state for state in config["reads"]]
     if block:
         inner = {**inner, "model_type": "qwen3", "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-        said = {
+        of_kind = {
             "aux_hidden_state_layer_ids": reads,
             "block_size": config["drafts"] - config["from_anchor"] + 1,
             "mask_token_id": config["mask"],
@@ -264,14 +267,14 @@ def as_published(config: Json, own: dict[str, Tensor], about: Json) -> tuple[Jso
             "sliding_window_non_causal": False,
         }
         if kind == "dspark":
-            said |= {
+            of_kind |= {
                 "markov_rank": config["rank"],
                 "markov_head_type": config["markov"] or "vanilla",
                 "enable_confidence_head": config["confidence"],
                 "confidence_head_with_markov": config["confidence_with_markov"],
             }
     else:
-        said = {
+        of_kind = {
             "eagle_aux_hidden_state_layer_ids": reads,
             "embed_requires_grad": False,
             **{name: config[name] for name in _SWITCHES},
@@ -294,7 +297,7 @@ def as_published(config: Json, own: dict[str, Tensor], about: Json) -> tuple[Jso
             "verifier": verifier,
         },
         "draft_vocab_size": config["short_list"] or count,
-        **said,
+        **of_kind,
         "target_hidden_size": None,
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
@@ -319,12 +322,12 @@ def _context(config: HfConfig) -> int:
 
 
 def _rope(inner: Json, folder: Path) -> Json:
-    """Return base and stretching of the positions, stored as in transformers 5 (`rope_parameters`) or before."""
+    """Return base and scaling of the rotary positions, stored as in transformers 5 (`rope_parameters`) or before."""
     rope = dict(inner.get("rope_parameters") or inner.get("rope_scaling") or {})
     kind = rope.pop("type", None) or rope.get("rope_type") or "default"
     theta = rope.pop("rope_theta", None) or inner.get("rope_theta") or 10000.0
-    one = rope.get("short_factor") == rope.get("long_factor")  # so it depends on no length
-    read = kind in (*_ROPE, *["longrope"] * one) and rope.get("partial_rotary_factor", 1.0) == 1.0
+    fixed = rope.get("short_factor") == rope.get("long_factor")  # independent of the length
+    read = kind in (*_ROPE, *["longrope"] * fixed) and rope.get("partial_rotary_factor", 1.0) == 1.0
     require(read, folder, f" has {kind} rotary positions, which are not read")
     return {"rope_theta": float(theta), "rope": {} if kind == "default" else {**rope, "rope_type": kind}}
 
@@ -332,7 +335,8 @@ def _rope(inner: Json, folder: Path) -> Json:
 def reduced(
     config: Json, own: dict[str, Tensor], tensors: dict[str, Tensor], folder: Path, like_head: tuple[str, ...] = ()
 ) -> tuple[Json, dict[str, Tensor]]:
-    """Return both with the reduced vocabulary: row i of the head is the target's id i + d2t[i], made ascending.
+    """Return configuration and tensors with the reduced vocabulary: row i of the head is the target's id i + d2t[i];
+    rows are sorted by id.
 
     `like_head`: other tensors with a row for each of these ids. UserError if d2t, t2d and the head do not fit.
     """
@@ -368,21 +372,22 @@ def translated_block(
     inner, block = stored.get("transformer_layer_config") or stored, stored.get("dflash_config")
     settings = {**stored, **(block if isinstance(block, dict) else {})}
     require(not settings.get("draft_shift"), folder, " has draft_shift, which is not read")  # JetSpec's
-    if kind == "dflare":  # its mix stands where `fc` does
+    if kind == "dflare":  # it has `layer_fusion_weights` instead of `fc`, which `shape` reads
         width = tensors["layers.0.self_attn.k_proj_target.weight"].shape[1]
         shares = tensors["layer_fusion_weights"].shape[1]
         tensors = {**tensors, "fc.weight": torch.empty(width, shares * width, device="meta")}
     own = named(tensors, folder, _NAMES.get(kind, "DFlash"))
-    theirs, states = "speculators_model_type" in stored, own["model.fc.weight"].shape[-1] // large.hidden_size
+    speculators, states = "speculators_model_type" in stored, own["model.fc.weight"].shape[-1] // large.hidden_size
     anchor = "shift_label" if kind == "domino" else "sample_from_anchor"
     config = {
         "kind": kind,
         **shape(
-            stored, own, tensors, large, folder, _block_reads(settings, theirs, states, large.num_hidden_layers, folder)
+            *(stored, own, tensors, large, folder),
+            _block_reads(settings, speculators, states, large.num_hidden_layers, folder),
         ),
         "from_anchor": bool(settings.get(anchor, kind == "dspark" or "target_layer_ids" in stored)),
         # z-lab's own pass is never causal.
-        "causal": theirs and not settings.get("sliding_window_non_causal", kind == "dflash2"),
+        "causal": speculators and not settings.get("sliding_window_non_causal", kind == "dflash2"),
         "causal_head": bool(settings.get("causal_head") or settings.get("causal")),
     }
     if kind == "dflare":
@@ -399,7 +404,7 @@ def translated_block(
 
 
 def _own_parts(kind: str, settings: Json, config: Json, tensors: dict[str, Tensor], folder: Path) -> Json:
-    """Return what a kind has beyond the others: its correction of logits, its confidence, its convolutions."""
+    """Return the settings that only this kind has: its correction of logits, its confidence, its convolutions."""
     if kind == "dspark":
         rank = int(settings.get("markov_rank", 256))
         markov = str(settings.get("markov_head_type", "vanilla")).lower() if rank else ""
@@ -434,13 +439,14 @@ def _own_parts(kind: str, settings: Json, config: Json, tensors: dict[str, Tenso
     return sizes
 
 
-def _block_reads(settings: Json, theirs: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:
-    """Return the target's states that it reads, as `sampling.types.Hidden` numbers them, in the order of its `fc`."""
-    name = "aux_hidden_state_layer_ids" if theirs else "target_layer_ids"
+def _block_reads(settings: Json, speculators: bool, count: int, layers: int, folder: Path) -> tuple[int, ...]:
+    """Return the target's states that a block head reads, as `sampling.types.Hidden` numbers them, in the order of its
+    `fc`. `speculators`: the head is in that format."""
+    name = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     ids = settings.get(name)
-    if ids is None and not theirs:  # z-lab's choice
+    if ids is None and not speculators:  # z-lab's choice
         ids = [round(1 + index * (layers - 4) / (count - 1)) for index in range(count)] if count > 1 else [layers // 2]
-    return states_read(ids, not theirs, name, layers, folder)
+    return states_read(ids, not speculators, name, layers, folder)
 
 
 def _windows(inner: Json, layers: int, folder: Path) -> tuple[int, ...]:

@@ -37,12 +37,12 @@ class FollowingSession(CausalSession):
     def final_positions(self, view: int) -> int:
         """Return how many leading positions are final if they were computed while the target held `view` tokens.
 
-        Here position p reads state p − 1, which the target has if p ≤ view.
+        By default position p reads state p − 1, which the target has if p ≤ view.
         """
         return view + 1
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Roll back as :class:`CausalSession` does; positions that are not final go if the target has read more."""
+        """Roll back as :class:`CausalSession` does; drop positions that are not final if the target has read more."""
         self._settle()
         for tokens, view, held in zip(self._tokens, self._views, self.target.held(), strict=True):
             if view != held:
@@ -91,14 +91,14 @@ class BlockCausalSession(CausalSession):
         return None
 
 
-HeadParts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # of a kind
+HeadParts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # a network, a session
 
 
 class FollowingLM(CausalLM):
     """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
 
     `parts`: its kinds, each with its network and its session. `keeps`: whether its sessions keep the head's own states;
-    None: as the caller wants them. UserError for a draft head of another kind.
+    None: as `open` is called with `hidden`. UserError for a draft head of another kind.
     """
 
     parts: Mapping[str, HeadParts] = {}

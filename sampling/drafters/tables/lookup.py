@@ -36,7 +36,7 @@ CHOICES = 4  # tokens kept of one context
 
 
 class TextSoFar:
-    """The tokens of a row as 64-bit numbers, which a compiled look-up reads where they lie."""
+    """The tokens of a row as 64-bit numbers, which a compiled look-up reads without a copy."""
 
     def __init__(self) -> None:
         self._row: list[int] = []
@@ -52,7 +52,7 @@ class TextSoFar:
     def matches(self, tail: list[int]) -> list[tuple[int, int]]:
         """Return (size, token after it) of the last occurrence of each suffix of `tail` before the row's end, the
         longest first."""
-        size, found = self.tokens.itemsize, list[tuple[int, int]]()
+        size, matches = self.tokens.itemsize, list[tuple[int, int]]()
         text = self.tokens.tobytes()[:-size]
         for count in range(1, min(LONGEST, len(tail)) + 1):
             suffix = array("q", tail[-count:]).tobytes()
@@ -61,8 +61,8 @@ class TextSoFar:
                 at = text.rfind(suffix, 0, at + len(suffix) - 1)
             if at < 0 or at % size:  # no longer suffix occurred before either
                 break
-            found.append((count, self.tokens[at // size + count]))
-        return found[::-1]
+            matches.append((count, self.tokens[at // size + count]))
+        return matches[::-1]
 
 
 class Matches(Source):
@@ -170,14 +170,14 @@ def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
 
 
 class CompiledLookUps:
-    """Matches and tables by one compiled call for a node (utils/kernels/lookup.c), together with other offers: the same
-    candidates as :meth:`Proposer.look_up`. `number`: the number of a source."""
+    """Looks up matches and tables after a node by one compiled call (utils/kernels/lookup.c) and adds other offers; the
+    candidates are those of :meth:`Proposer.look_up`. `number` returns the number of a source."""
 
     def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
         self._matches, self._record = matches, Offers()
         record = self._record
         self._address, self._tail = addressof(record), record.tail
-        self._found = record.tokens, record.sources, record.p, record.probs
+        self._results = record.tokens, record.sources, record.p, record.probs
         if matches is not None:
             self._chance = array("d", CHANCE)
             record.longest, record.chance, record.match_source = (
@@ -192,7 +192,7 @@ class CompiledLookUps:
 
     def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
-        record, tail, (tokens, sources, p, probs) = self._record, node.tail, self._found
+        record, tail, (tokens, sources, p, probs) = self._record, node.tail, self._results
         if self._matches is not None:
             record.row, record.length = self._matches.texts[node.row].tokens.buffer_info()
         record.size = len(tail)
@@ -204,8 +204,8 @@ class CompiledLookUps:
                 count += 1
         record.found = count
         kernels().find_offers(self._address)
-        found = slice(record.found)
-        each = zip(tokens[found], sources[found], p[found], probs[found], strict=True)
+        filled = slice(record.found)
+        each = zip(tokens[filled], sources[filled], p[filled], probs[filled], strict=True)
         return list(map(tuple.__new__, repeat(Candidate), each))  # as Candidate._make, in C
 
 

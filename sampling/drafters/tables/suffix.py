@@ -3,7 +3,7 @@
 The global half of SuffixDecoding (Oliaro et al., arXiv 2411.04975): requests resemble earlier ones, so an answer's next
 tokens are those that followed the same tokens in a finished answer. A suffix tree grows without bound; this index keeps
 the newest :data:`LOOKS` tokens after each run of :data:`SIZES` tokens, and drops its older half when it is full. Knows
-no rows that are still growing (:class:`sampling.drafters.tables.lookup.MatchIndex` does) and no models.
+no rows that are still growing (:class:`sampling.drafters.tables.lookup.Matches` does) and no models.
 """
 
 from collections import Counter
