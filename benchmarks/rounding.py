@@ -3,7 +3,7 @@
     python benchmarks/rounding.py [--pair P|--target T] [--quantization q4|q8|int8|…] [--activations q8] …
 
 Takes the flags of `infer.py check` that choose models. The target, and a drafter that is a model, read the built-in
-questions as loaded and with float weights, which are in memory too meanwhile. A file's own bits are compared with the
+questions as loaded and with float weights, both in memory at once. A file's own bits are compared with the
 same numbers in float.
 """
 

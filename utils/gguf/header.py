@@ -1,7 +1,7 @@
 """A GGUF file's header: its metadata and the table of its tensors, over all parts of a split file; and their names.
 
-Refuses by name a file that ends too early, a missing part, and tensors at other places than the format says. Reads a
-tensor only in :meth:`TensorInfo.read`.
+Refuses by name a file that ends too early, a missing part, and tensors at other offsets than the format demands. Reads
+a tensor only in :meth:`TensorInfo.read`.
 """
 
 import functools
@@ -23,7 +23,7 @@ from utils.objects import Json
 _ALIGNMENT = 32  # of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY, _SIZE = 8, 9, struct.Struct("<Q")
-UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no architectures of llama.cpp: dflash and dspark come before
+UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no files of llama.cpp; `head` handles dflash and dspark before
 TOKENS = "tokenizer.ggml.tokens"
 _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
@@ -75,7 +75,7 @@ class GgufHeader(NamedTuple):
         "" for a model, with layers for multi-token prediction or without. UserError for a kind that has no such file.
         """
         names = {tensor.name for tensor in self.tensors}
-        if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
+        if self.architecture in ("dflash", "dspark"):  # older builds write dspark, newer ones dflash for both
             return holding(
                 {
                     "dspark": "markov_w1.weight" in names,
@@ -102,7 +102,7 @@ class GgufHeader(NamedTuple):
 
     @property
     def parameters(self) -> list[TensorInfo]:
-        """The tensors but those that the configuration holds."""
+        """The tensors without those whose numbers go into the configuration."""
         return [tensor for tensor in self.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)]
 
 
@@ -208,7 +208,7 @@ def _value(data: mmap.mmap, kind: int, keep: bool = False) -> Any:
 def _tensors(
     file: Path, size: int, alignment: int, table: list[tuple[str, tuple[int, ...], int, int]], end: int
 ) -> tuple[TensorInfo, ...]:
-    """Return the table's tensors at the places of the format: one after another, each aligned, and nothing after the
+    """Return the table's tensors. UserError unless they lie one after another, each aligned, with nothing after the
     last.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

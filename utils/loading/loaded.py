@@ -21,7 +21,7 @@ CONTEXTS = (
     "max_seq_len",
     "max_target_positions",
 )
-UNSAID = ("auto", "none")  # quantizations that round nothing: the pair's and file's own, or floats
+UNSAID = ("auto", "none")  # quantizations that add no rounding: the pair's or file's own, or floats
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """How a model is loaded, decided before its weights are read: what `check` prints of it."""
+    """How a model is loaded, decided before its weights are read; `check` prints it."""
 
     name: str
     stored: str = ""  # the format of its weights in files: a dtype, or GGUF

@@ -46,12 +46,12 @@ FORMAT = 3  # raised whenever a file is packed differently
 _PERMUTED = ("llama", "granite", "smollm3")  # llama.cpp permutes the rows of their queries and keys
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
-_ALIGNED = 64  # where a weight may begin
+_ALIGNED = 64  # a weight begins at a multiple of 64 bytes
 
 _GENERATION = "generation_config.json"
 _EXPERTS = ".mlp.experts"
 
-# transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good.
+# transformers swaps functions of its classes while it builds a model: two threads at once leave them swapped.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -119,7 +119,7 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
-    """The heads of the maps that a GGUF file has in llama.cpp's order, and its tensors. UnfitError for a tensor that
+    """Return the heads of the projections whose rows llama.cpp permuted, and the tensors. UnfitError for a tensor that
     the kernels cannot use."""
     metadata, architecture = header.metadata, header.architecture
     if architecture not in ARCHITECTURES:
@@ -127,7 +127,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     tensors = []
     for info in header.parameters:
         name, part = module_name(info.name, architecture)
-        # Of gates there are few numbers, kept as float32.
+        # Gates are small and stay float32.
         vector = name.endswith(("mlp.gate", "mlp.shared_expert_gate")) or (info.kind == "F32" and len(info.shape) == 1)
         packs = info.kind in TYPES and len(info.shape) == (3 if _EXPERTS in name else 2) and part == "weight"
         if not (vector or packs):
@@ -140,10 +140,10 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
 
 
 def _write(source: Path, folder: Path, progress: Progress) -> None:
-    """Write `weights.bin`, packed weights and float32 vectors one after another, and their places in `index.json`."""
+    """Write `weights.bin`, packed weights and float32 vectors one after another, and their offsets in `index.json`."""
     header = read_header(source)
     heads, tensors = _tensors(header)
-    above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # a file has 1 + w
+    above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # the file stores 1 + w
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
@@ -258,7 +258,7 @@ class PackedModel(nn.Module):
 
     @cached_property
     def whole(self) -> HfModel:
-        """transformers' model over the same layers; no part of this module."""
+        """transformers' model over the same layers; not a submodule of this one."""
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
