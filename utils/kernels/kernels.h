@@ -156,7 +156,7 @@ typedef struct {
     const float *table;   /* the embedding where it is no packed weight */
     const int64_t *kinds; /* of each row, whose state is before it: 0 nobody's, 1 the target's, 2 the head's */
     const float *const *states_before;
-    int64_t any_theirs, any_own; /* whether the state of a row is the target's, or the head's */
+    int64_t any_theirs, any_own; /* whether a row has kind 1; kind 2 */
     const float *embed_norm, *theirs_norm, *own_norm;
     Weight join, join_theirs, join_own;
     Codes *entered, *theirs, *own;
