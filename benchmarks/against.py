@@ -783,7 +783,7 @@ def main(words: Sequence[str]) -> int:
     return INTERRUPTED if bench.interrupted else 0
 
 
-CHILD = "--as-llama-cpp"  # how this file starts itself for llama.cpp
+CHILD = "--as-llama-cpp"  # the flag with which this file starts itself for llama.cpp
 if __name__ == "__main__":
     try:
         sys.exit(serve() if sys.argv[1:] == [CHILD] else main(sys.argv[1:]))

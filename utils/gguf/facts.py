@@ -11,7 +11,7 @@ from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
 from utils.objects import HfConfig, Json
 
-_PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
+_PLAIN_BASE = 10000.0  # base of rotary frequencies if the file names none
 
 _ATTRIBUTES = {  # a key → attributes of the configuration; a family has one of them, or none
     "attn_logit_softcapping": ("attn_logit_softcapping",),

@@ -20,7 +20,7 @@ from utils.errors import UserError, holding, raise_first
 from utils.families import UnfitError
 from utils.objects import Json
 
-_ALIGNMENT = 32  # of a file that names none
+_ALIGNMENT = 32  # bytes; the alignment of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY, _SIZE = 8, 9, struct.Struct("<Q")
 UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no files of llama.cpp; `head` handles dflash and dspark before
@@ -39,11 +39,11 @@ class TensorInfo(NamedTuple):
     size: int
 
     def read(self) -> np.ndarray:
-        """Its bytes, uint8 [size], copied: a mapped file would count as resident."""
+        """Return the tensor's bytes, uint8 [size], copied: a mapped file would count as resident memory."""
         return np.fromfile(self.file, np.uint8, self.size, offset=self.start)
 
     def floats(self) -> np.ndarray:
-        """Its numbers, float32 of its shape."""
+        """Return the tensor's numbers, float32 in its shape."""
         return dequantized(self.read(), self.kind).reshape(self.shape)
 
 
@@ -128,7 +128,7 @@ def read_header(file: Path) -> GgufHeader:
 
 
 def _header_of(file: Path) -> tuple[Json, tuple[TensorInfo, ...]]:
-    """Metadata and tensors of one file."""
+    """Return metadata and tensors of one file."""
     raise_first(
         {
             f"no GGUF file {file}": not file.is_file(),
@@ -156,7 +156,7 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInf
 
 
 def _tables(data: mmap.mmap) -> tuple[Json, list[tuple[str, tuple[int, ...], int, int]], int]:
-    """Metadata; name, shape, type and offset of each tensor; where the header ends."""
+    """Return the metadata; name, shape, type and offset of each tensor; and the offset at which the header ends."""
     data.seek(4)
     version, tensors, values = _numbers(data, "IQQ")
     if version not in (2, 3):
@@ -280,7 +280,7 @@ def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
 # -- the names of tensors and of transformers' modules -------------------------------------------------------
 
 TABLE, HEAD = "model.embed_tokens", "lm_head"
-ARCHITECTURES = {  # of files that the compiled pass reads → the configuration's model_type
+ARCHITECTURES = {  # architectures of files that the compiled pass reads → the configuration's model_type
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
     **{"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"},
 }

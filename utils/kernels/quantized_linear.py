@@ -81,7 +81,7 @@ class PackedWeight:
     """A weight [out, in] in the kernels' layout."""
 
     data: np.ndarray  # uint8 [out / 16 rounded up, bytes of 16 columns]
-    kind: str  # its type, as GGUF calls it
+    kind: str  # GGUF's name of its type
     out_features: int
     in_features: int
 
@@ -126,11 +126,11 @@ class PackedWeight:
         return len(self.data) * COLUMNS
 
     def described(self, bias: int | None = None) -> Structure:
-        """Its record for the kernels; `bias` is an address."""
+        """Return the record of this weight for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
 
     def dense(self) -> Tensor:
-        """A new float32 [out, in]."""
+        """Return the weight as a new float32 tensor [out, in]."""
         return self.rows(torch.arange(self.out_features))
 
     def product(self, x: Tensor, narrow: bool = False) -> Tensor:
@@ -225,7 +225,7 @@ class QuantizedLinear(_Quantized):
         ]
 
     def unpacked(self) -> nn.Linear:
-        """The plain layer with the same numbers."""
+        """Return the plain layer with the same numbers."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = self.dense()
         if self.bias is not None:
@@ -293,7 +293,7 @@ class QuantizedExperts(nn.Module):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether this float weight [out, in] can be rounded, with kernels that are loaded already."""
+    """Return whether this float weight [out, in] can be rounded, with kernels that are loaded already."""
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
@@ -305,7 +305,7 @@ def narrow_activations(model: nn.Module) -> None:
 
 
 def packable(module: nn.Module) -> bool:
-    """Whether `module` is an `nn.Linear` of floats on the CPU, no subclass and without hooks."""
+    """Return whether `module` is an `nn.Linear` of floats on the CPU, not a subclass, without hooks."""
     hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
     return type(module) is nn.Linear and not hooked and _is_float(module.weight)
 

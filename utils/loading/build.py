@@ -116,7 +116,7 @@ def work_of(
             with ONE_AT_A_TIME:
                 spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
     whole = quantized is None and spread is None and options.tp_size == 1  # this process moves all of it to one device
-    packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers get the kernels' layout
+    packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers are packed for the kernels
     unfit = _unfit(config, attention, progress) if packs else ""
     tables = packs and not unfit  # a compiled pass runs it
     kept = config.dtype if tables and config.dtype in FLOAT_KINDS else dtype  # weights keep their size

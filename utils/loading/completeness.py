@@ -30,9 +30,9 @@ def check_tensors(
 
 
 def check_loaded(name: str, reported: Json, unexpected: Collection[str] = (), config: HfConfig = None) -> None:
-    """`check_tensors` of transformers' `output_loading_info`, with more `unexpected` tensors.
+    """Apply :func:`check_tensors` to transformers' `output_loading_info`, with more `unexpected` tensors.
 
-    The multi-token prediction layers that `config` counts may be there: a drafter reads them.
+    Multi-token prediction layers are allowed as far as `config` counts them: a drafter reads them.
     """
     surplus = {key for key in reported["unexpected_keys"] if config is None or not _predicts_ahead(key, config)}
     check_tensors(name, reported["missing_keys"], {*surplus, *unexpected}, reported["mismatched_keys"])

@@ -186,7 +186,7 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
         config=config,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
-        ignore_mismatched_sizes=True,  # else they are reported in many lines
+        ignore_mismatched_sizes=True,  # else transformers reports them in many lines
         output_loading_info=True,
     )
     check_loaded(name, reported, _unread(header, names))
@@ -236,7 +236,7 @@ def _check_packable(name: str, header: GgufHeader, model: HfModel) -> None:
     needed: dict[str, tuple[int, ...]] = {}
     for key, parameter in model.named_parameters():
         stem, _, own = key.rpartition(".")
-        if own == "gate_up_proj":  # of experts, which a file keeps apart
+        if own == "gate_up_proj":  # experts' gate and up together, which a file stores apart
             count, both, width = parameter.shape
             needed |= {f"{stem}.{part}_proj.weight": (count, both // 2, width) for part in ("gate", "up")}
         else:

@@ -68,14 +68,14 @@ class FileConfig(SimpleNamespace):
 
 
 def config_in(folder: Path) -> FileConfig | None:
-    """The configuration of a converted model, which has every key of its family; None for families that no compiled
-    pass knows."""
+    """Return the configuration of a converted model, which has every key of its family; None for families that no
+    compiled pass knows."""
     stored = read_object(folder / "config.json")
     return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
 def entry_of(spec: ModelSpec, config: HfConfig, options: LoadOptions, progress: Progress = SILENT) -> Path:
-    """The cache entry with the packed weights of a GGUF file of this configuration, written if missing.
+    """Return the cache entry with the packed weights of a GGUF file of this configuration, written if missing.
 
     Raises UnfitError if it must be loaded as float32, UserError, Cancelled.
     """
@@ -92,7 +92,7 @@ def make_kernels(progress: Progress) -> None:
 
 
 def packed_entry(source: Callable[[], Path], digest: str, progress: Progress = SILENT) -> Path:
-    """The cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
+    """Return the cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
 
     UnfitError if the file cannot be packed.
     """
@@ -114,7 +114,7 @@ class _Tensor(NamedTuple):
     vector: bool
 
     def data(self) -> np.ndarray:
-        """Rows [N, bytes of a row], or the numbers."""
+        """Return rows [N, bytes of a row], or a vector's numbers."""
         return self.info.floats() if self.vector else self.info.read().reshape(math.prod(self.info.shape[:-1]), -1)
 
 
@@ -289,8 +289,8 @@ class PackedModel(nn.Module):
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> PackedModel:
-    """The model of `config` over the packed weights in `entry`. `folder`: of the converted model, with its generation
-    configuration."""
+    """Return the model of `config` over the packed weights in `entry`. `folder`: the converted model's, which has its
+    generation configuration."""
     index, ends = read_object(entry / "index.json"), folder / _GENERATION
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.fromfile(entry / "weights.bin", np.uint8)

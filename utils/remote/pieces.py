@@ -16,7 +16,7 @@ class Pieces:
     def __init__(self, first: int = FIRST) -> None:
         self.first = first
         self._texts: list[str] = []
-        self.ids: dict[str, int] = {}  # of each piece
+        self.ids: dict[str, int] = {}  # pieces → their ids
 
     def __len__(self) -> int:
         return len(self._texts)

@@ -360,7 +360,7 @@ def field_of(record: object, name: str, kind: type[FieldType]) -> FieldType | No
 
 # -- OpenAI's protocol, with what engines add to it -------------------------------------------------------
 
-_COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which counts no drafts
+_COUNTERS = {  # what is counted → the counter in /metrics: vLLM's, then SGLang's, which counts no drafts
     "drafted": "vllm:spec_decode_num_draft_tokens_total",
     "accepted": "vllm:spec_decode_num_accepted_tokens_total",
     "passes": "vllm:spec_decode_num_drafts_total",
@@ -384,7 +384,8 @@ FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
 
 
-FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+# (program, form) → the field of a request (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+FORM_FIELDS = {
     **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
     **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
     **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
