@@ -263,8 +263,7 @@ static void attend_some(const Pass *p, int64_t index, int64_t head, int64_t firs
         }
 }
 
-/* Units are (head of keys, row), rows of one sequence in tiles; where there are few of these, units are single queries.
-   */
+/* Units are (key head, row), rows of one sequence in tiles; where there are few of these, units are single queries. */
 void attention(const Pass *p, int64_t index, Member *member) {
     const int64_t group = p->heads / p->shared, few = p->shared * p->rows % member->threads;
     const int64_t split = few && p->rows < TILE ? group : 1;

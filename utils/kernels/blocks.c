@@ -166,8 +166,7 @@ void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_
 
 int64_t packed_size(int64_t type, int64_t rows, int64_t width) { return blocks_of(rows) * block_bytes(type, width); }
 
-/* -- a row read back ------------------------------------------------------------------------------------------------
-   */
+/* -- a row read back ----------------------------------------------------------------------------------------------- */
 
 static float half_float(const uint8_t *at) {
     _Float16 x;

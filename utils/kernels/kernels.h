@@ -104,7 +104,7 @@ typedef struct {
 typedef struct {
     Weight q, k, v, o, gate, up, down, router, shared_gate;
     const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
-    const Expert *experts; /* NULL: gate, up and down; after the routed ones the shared expert, whose gate is shared_gate */
+    const Expert *experts; /* NULL: an MLP of gate, up and down. The routed experts, then the shared one */
     float *states;         /* where to keep what enters the layer; NULL: nowhere */
     int64_t window;        /* tokens seen at most; 0: all */
     int64_t table;         /* of the rotary angles; -1: none */

@@ -77,8 +77,7 @@ void float_columns(const Weight *weight, int64_t block, const float *x, float *y
     }
 }
 
-/* -- one layer ------------------------------------------------------------------------------------------------------
-   */
+/* -- one layer ----------------------------------------------------------------------------------------------------- */
 
 void work_product(void *record, Member *member) {
     const Product *p = record;

@@ -184,8 +184,7 @@ static void project(const Pass *p, const Layer *layer, int64_t index, const Inpu
     if (layer->wide_norm) place_rows(p, layer, index, member);
 }
 
-/* -- what follows attention -----------------------------------------------------------------------------------------
-   */
+/* -- what follows attention ---------------------------------------------------------------------------------------- */
 
 /* Add the product, scaled, to `to`, or replace `to` by the product; units of 16 columns. */
 static void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member) {
@@ -277,8 +276,7 @@ void work_pass(void *record, Member *member) {
     head(p, member);
 }
 
-/* -- a feature head's pass ------------------------------------------------------------------------------------------
-   */
+/* -- a feature head's pass ----------------------------------------------------------------------------------------- */
 
 enum { NONE, THEIRS, OWN }; /* whose state is before a row: nobody's, the target's, the head's */
 

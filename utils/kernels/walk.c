@@ -106,8 +106,7 @@ static void collect(Walk *w, int64_t *rivals) {
     w->tempered = total(tempered);
 }
 
-/* Decide the race among the rivals: `drawn` is -1 if two are too near each other, or if there may be more than `room`.
-   */
+/* Decide the race among the rivals: `drawn` is -1 if the first two are too near, or if `room` may have been too small. */
 static void decide(Walk *w, const int64_t *rivals, int64_t room) {
     double first = -1.0, second = -1.0;
     w->drawn = -1;
@@ -133,7 +132,7 @@ typedef struct {
 /* Whether a is before b: the largest logit first, and the first of equal ones. */
 static int before(Place a, Place b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-/* Let an entry of a heap sink to its level. On top is the candidate before all others, or with `last` the one after. */
+/* Let an entry of a heap sink to its level. On top is the entry before all others, or with `last` the last one. */
 static void sink(Place *heap, int64_t count, int64_t at, int last) {
     for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
         if (child + 1 < count && before(heap[child + 1], heap[child]) != last) child++;
