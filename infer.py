@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-# Objects made while the program starts stay: looking through them for garbage again and again is a tenth of a start.
+# Collect garbage rarely: objects made during the start stay alive, and looking through them takes a tenth of its time.
 gc.set_threshold(100_000, 50, 50)
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
@@ -22,6 +22,6 @@ if __name__ == "__main__":
     except ModuleNotFoundError as error:
         sys.stderr.write(f"error: {error}: python -m pip install -r requirements.txt installs what is needed\n")
         code = 1
-    finally:  # there is nothing left to stop, and whoever presses it again shall still read our exit code
+    finally:  # ignore another Ctrl-C: nothing is left to stop, and it would replace the exit code
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)

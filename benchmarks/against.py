@@ -1,17 +1,18 @@
-"""Other programs on the same prompts as this one, in turn with our lanes: transformers, llama.cpp, onnxruntime-genai.
+"""Times other programs on the same prompts, in turns with our lanes: transformers, llama.cpp, onnxruntime-genai.
 
     python benchmarks/against.py --programs transformers[:DRAFTER],llama.cpp,onnxruntime-genai [flags of infer.py bench]
 
 Requirements, beside requirements.txt: pip install llama-cpp-python onnxruntime-genai onnx-ir
 
-Every program gets the prompt's ids, computes with as many threads as torch and answers from nothing. One clock hears
-them all (:class:`Arrivals`): the first tokens heard end the time to first token, the rate counts those after them. The
-table's last column is the share of greedy tokens that the target in float32 would have chosen after the same ids.
+Every program gets the prompt's ids, computes with as many threads as torch and begins with an empty cache. One clock
+times them all (:class:`Arrivals`): the first tokens that arrive end the time to first token, the rate counts the later
+ones. The table's last column is the share of greedy tokens that the target in float32 would have chosen after the same
+ids.
 
 * hf-plain, hf-lookup, hf-assisted: transformers' `generate` of a plain copy of the target; without drafts, with
   `prompt_lookup_num_tokens=10`, and with a drafter model (or a plain draft head) as `assistant_model`.
 * llama-plain, llama-lookup: `llama-cpp-python` on the target's own GGUF file, without drafts and with its own prompt
-  lookup (as it comes: 10 tokens after a match of 2).
+  lookup (its default: 10 tokens after a match of 2).
 * ort-int8, ort-int4, with -ngram too: `onnxruntime-genai` on what its own model builder makes of the target's float32
   weights: blocks of 32, accuracy level 4 (8-bit activations); without drafts and with its n-gram drafts.
 """
@@ -74,16 +75,16 @@ PACKAGES = {  # the modules that are imported, and the package that holds them
 }
 PRECISIONS = ("int8", "int4")
 BLOCK, ACCURACY = 32, 4
-NGRAM = {"ngram_size": 3}  # and 4 tokens after a match, as it comes
-LEAST_ROOM = 1024  # tokens that llama.cpp makes room for at first
+NGRAM = {"ngram_size": 3}  # and by default 4 tokens after a match
+LEAST_ROOM = 1024  # tokens of llama.cpp's first context
 
 
 class StoppedError(Exception):
-    """Ends a rival's answer from within."""
+    """Raised inside a rival's answer, to end it after an interrupt."""
 
 
 class Arrivals:
-    """Notes when tokens arrive: `ids`, of each run its length, and the times in seconds."""
+    """Records when tokens arrive: their ids, the number of tokens of each pass (`runs`), and the times in seconds."""
 
     def __init__(self, interrupt: Callable[[], bool]) -> None:
         self.ids: list[int] = []
@@ -93,11 +94,12 @@ class Arrivals:
         self.interrupted = interrupt
 
     def begin(self) -> None:
-        """The clock starts: from here on the prompt is read."""
+        """Start the clock, before the prompt is read."""
         self.started = time.perf_counter()
 
     def add(self, ids: Sequence[int], *, more: bool = False) -> None:
-        """Tokens that are heard now; `more`: they continue the previous run. Raises StoppedError after an interrupt."""
+        """Record tokens that arrive now; `more`: from the same pass as the last ones. StoppedError after an
+        interrupt."""
         self.times.append(time.perf_counter())
         self.ids += ids
         if more and self.runs:
@@ -108,11 +110,11 @@ class Arrivals:
             raise StoppedError
 
     def notes(self) -> dict[str, Any]:
-        """Return the notes for another process."""
+        """Return the records for another process."""
         return {name: value for name, value in vars(self).items() if name != "interrupted"}
 
     def stats(self, prompt_n: int, reason: Any) -> Stats:
-        """The figures of an answer; tokens of the first run are in no rate."""
+        """Return the figures of an answer; rates leave out the tokens of the first pass."""
         first = 1000 * (self.times[0] - self.started) if self.times else None
         return Stats(
             stop_reason=reason,
@@ -128,7 +130,7 @@ class Arrivals:
 
 @dataclass
 class Rival(ABC):
-    """One way in which another program decodes. `another`: with its own arithmetic, so that texts rightly differ."""
+    """One way in which another program decodes. `another`: its arithmetic is not ours, so texts may differ."""
 
     name: str
     stop_ids: frozenset[int]
@@ -139,7 +141,7 @@ class Rival(ABC):
 
     @abstractmethod
     def say(self, prompt: list[int], settings: Settings, limit: int, arrivals: Arrivals) -> None:
-        """Decode up to `limit` tokens, a stop token included, into `arrivals`, which are begun here."""
+        """Decode up to `limit` tokens, a stop token included, into `arrivals`, and start their clock."""
 
     def answer(
         self,
@@ -148,7 +150,7 @@ class Rival(ABC):
         decode: Callable[[list[int]], str],
         interrupt: Callable[[], bool],
     ) -> Answer:
-        """Decode one prompt, from nothing. Sampled answers repeat with the seed; they are other draws than our
+        """Decode one prompt, with an empty cache. Sampled answers repeat with the seed; they are other draws than our
         lanes'."""
         arrivals, interrupted = self.hears(interrupt), False
         try:
@@ -162,7 +164,7 @@ class Rival(ABC):
 
 
 def check_installed(program: str, settings: Settings) -> None:
-    """UsageError, before any work, without the package that a program comes in, or for settings that it has not."""
+    """Raise UsageError, before any work, if a program's package is missing, or if it lacks a rule of the settings."""
     modules, package = PACKAGES.get(program, ((), ""))
     if any(name not in sys.modules and importlib.util.find_spec(name) is None for name in modules):
         raise UsageError(f"{program} needs a package that is not here: pip install {package}")
@@ -179,7 +181,7 @@ def check_installed(program: str, settings: Settings) -> None:
 
 
 class Streamer(Arrivals):
-    """What `generate` reports to."""
+    """Receives the tokens of `generate`."""
 
     def begin(self) -> None:
         super().begin()
@@ -192,12 +194,12 @@ class Streamer(Arrivals):
         self._prompt = False
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no token is held back."""
 
 
 @dataclass
 class Generate(Rival):
-    """One way of calling `generate` of `model` (a plain transformers model); `more` is what makes it this way."""
+    """One way of calling `generate` of `model` (a plain transformers model); `more` are its arguments."""
 
     model: Any
     vocab_size: int
@@ -227,13 +229,13 @@ class Generate(Rival):
             )
 
     def _padding(self) -> dict[str, Any]:
-        """Rows of the head that stand for no token are never chosen (our lanes leave them out)."""
+        """Return the argument that bans the head's rows without a token, which our lanes leave out too."""
         surplus = range(self.vocab_size, self.model.config.get_text_config().vocab_size)
         return {"suppress_tokens": list(surplus)} if surplus else {}
 
 
 def sampling_of(settings: Settings) -> dict[str, Any]:
-    """The settings' distribution as arguments of `generate`, which applies them in our order."""
+    """Return the settings' distribution as arguments of `generate`, which applies them in our order."""
     rules = {"repetition_penalty": settings.repetition_penalty} if settings.repetition_penalty != 1 else {}
     rules |= {"no_repeat_ngram_size": settings.no_repeat_ngram} if settings.no_repeat_ngram else {}
     if settings.temperature == 0:
@@ -249,7 +251,7 @@ def sampling_of(settings: Settings) -> dict[str, Any]:
 
 
 def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tuple[dict[str, Generate], list[str]]:
-    """transformers' ways, by name, and notes about those that are left out.
+    """Return transformers' ways to decode, by name, and notes on those that are left out.
 
     `against` is `transformers`, or `transformers:DRAFTER` with the drafter (a plain draft head or a transformers model)
     that hf-assisted gets instead of the pair's own (or, where that is of another kind, the pair's plain draft head).
@@ -272,14 +274,14 @@ def make_rivals(engine: PairEngine, options: ModelOptions, against: str) -> tupl
 
 
 def without_defaults(model: Any, stop_ids: frozenset[int]) -> Any:
-    """Return `model` without preferences but for where an answer ends; it shares everything and changes nothing."""
+    """Return a copy of `model` over the same weights, whose generation configuration only says where an answer ends."""
     twin = copy.copy(model)
     twin.generation_config = bare_config(stop_ids, getattr(model.generation_config, "decoder_start_token_id", None))
     return twin
 
 
 def bare_config(stop_ids: frozenset[int], start_id: int | None) -> Any:
-    """How `generate` ends an answer and begins a decoder's; nothing else is preferred."""
+    """Return a configuration of `generate` with the ids that end an answer and the first id of a decoder alone."""
     from transformers import GenerationConfig
 
     stop = sorted(stop_ids)
@@ -288,7 +290,7 @@ def bare_config(stop_ids: frozenset[int], start_id: int | None) -> Any:
 
 
 def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPair:
-    """The pair with this drafter. UsageError if `generate` can use none of its kind."""
+    """Return the pair with this drafter. UsageError if `generate` cannot use this kind of drafter."""
     from utils.loading.loading import load_drafter
 
     pair = load_drafter(engine.loaded, with_drafter(engine.loaded.spec, drafter), load_options(options))
@@ -301,7 +303,7 @@ def _other(engine: PairEngine, options: ModelOptions, drafter: str) -> LoadedPai
 
 
 def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
-    """The drafter of `pair` (else its plain draft head) as a transformers model, or why `generate` can have none."""
+    """Return the drafter of `pair` (else its plain draft head) as a transformers model, or why there is none."""
     from utils.kernels.quantized_linear import unpacked_copy
 
     if pair.drafter is not None and pair.drafter_word == "model":
@@ -360,7 +362,7 @@ def llama_of(draft_head: DraftHead) -> Any:
 
 @dataclass
 class LlamaCpp(Rival):
-    """A GGUF file as llama-cpp-python decodes it. Room for more tokens is made before the clock starts."""
+    """Decodes a GGUF file with llama-cpp-python. Its context is enlarged before the clock starts."""
 
     file: Path
     threads: int
@@ -416,8 +418,8 @@ class _Counted:
 class Apart(Rival):
     """:class:`LlamaCpp` in a separate process, which times itself and reports at the end.
 
-    In ours it would run on torch's OpenMP threads, which spin shorter than llama.cpp is used to (infer.py), and lose a
-    third of its speed. An interrupt ends the process; the next answer starts another.
+    In our process it would run on torch's OpenMP threads, which infer.py lets spin only briefly, and lose a third of
+    its speed. An interrupt ends the process; the next answer starts another.
     """
 
     file: Path
@@ -435,7 +437,7 @@ class Apart(Rival):
         vars(arrivals).update(report)
 
     def about(self, interrupted: Callable[[], bool]) -> str:
-        """Start the process; version, and what it was built with."""
+        """Start the process; return its version, and what it was built with."""
         env = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
         self._child = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), CHILD],
@@ -478,7 +480,7 @@ class Apart(Rival):
 
 
 def serve() -> None:
-    """Run the process: it reads a line of facts, then a line for each prompt, and writes a line for each."""
+    """Run as that process: read a line of facts, then a line for each prompt, and answer each line with a line."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a library's output is no report
     facts = json.loads(sys.stdin.readline())
@@ -505,7 +507,8 @@ def serve() -> None:
 
 
 def llama_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) -> tuple[list[Rival], str]:
-    """llama.cpp without and with drafts, and what it is. UsageError for a target that is no GGUF file."""
+    """Return llama.cpp without and with drafts, and a line on its version. UsageError for a target that is no GGUF
+    file."""
     import torch
 
     from utils.loading.sources import gguf_file
@@ -515,12 +518,12 @@ def llama_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) -
     if file is None:
         raise UsageError(f"{LLAMA_CPP} needs a target in a GGUF file, {spec.name} is none")
     facts = (engine.stop_ids, engine.context, file, torch.get_num_threads())
-    found = [Apart("llama-plain", *facts), Apart("llama-lookup", *facts, lookup=True)]
+    rivals = [Apart("llama-plain", *facts), Apart("llama-lookup", *facts, lookup=True)]
     try:
-        about = found[0].about(progress.cancelled)
+        about = rivals[0].about(progress.cancelled)
     except StoppedError:
         raise Cancelled("interrupted") from None
-    return [*found], f"llama-plain, llama-lookup: {about}"
+    return [*rivals], f"llama-plain, llama-lookup: {about}"
 
 
 # -- onnxruntime-genai --------------------------------------------------------------------------------
@@ -559,7 +562,7 @@ class OnnxRuntime(Rival):
 
 
 def onnx_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) -> tuple[list[Rival], str]:
-    """onnxruntime-genai in each precision, without and with drafts, and what it is."""
+    """Return onnxruntime-genai in each precision, without and with drafts, and a line on its version."""
     import torch
 
     from utils.loading.sources import model_folder
@@ -570,23 +573,24 @@ def onnx_rivals(engine: PairEngine, options: LoadOptions, progress: Progress) ->
     folder = model_folder(engine.loaded.spec.target, options, progress)
     session = {"intra_op_num_threads": torch.get_num_threads()}
     overlay = json.dumps({"model": {"decoder": {"session_options": session}}})
-    found: list[Rival] = []
+    rivals: list[Rival] = []
     for precision in PRECISIONS:
         config = package.Config(str(onnx_folder(folder, precision, package.__version__, progress)))
         config.overlay(overlay)
         model = package.Model(config)
         for name, drafts in ((f"ort-{precision}", False), (f"ort-{precision}-ngram", True)):
-            found.append(OnnxRuntime(name, engine.stop_ids, engine.context, model, drafts))
-    names = ", ".join(rival.name for rival in found)
+            rivals.append(OnnxRuntime(name, engine.stop_ids, engine.context, model, drafts))
+    names = ", ".join(rival.name for rival in rivals)
     how = f"blocks of {BLOCK}, accuracy level {ACCURACY}, n-grams of {NGRAM['ngram_size']}"
     return (
-        found,
+        rivals,
         f"{names}: {ONNXRUNTIME} {package.__version__}, made from the float32 weights by its own builder; {how}",
     )
 
 
 def onnx_folder(folder: Path, precision: str, version: str, progress: Progress) -> Path:
-    """The ONNX model that the package's builder makes of the model in `folder`, kept in the cache; made if missing."""
+    """Return the folder in the cache of the ONNX model of the model in `folder`; the package builds it if it is
+    missing."""
     from utils.loading.cache import cache_folder, is_whole, locked, publish, scratch
     from utils.progress import run_child
 
@@ -596,35 +600,35 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress) 
     how = [str(folder.resolve()), weights, precision, version, BLOCK, ACCURACY]
     digest = hashlib.sha256(json.dumps(how).encode()).hexdigest()
     entry = cache_folder() / "onnx" / f"{precision}-{digest[:16]}"
-    made_from: dict[str, object] = {"sha256": digest}
+    source: dict[str, object] = {"sha256": digest}
     with locked(entry, progress):
-        if is_whole(entry, made_from):
+        if is_whole(entry, source):
             return entry
-        with scratch(entry) as made:
+        with scratch(entry) as out:
             words = f"making ONNX {precision} of the target, once"
-            command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(made)]
-            command += ["-p", precision, "-e", "cpu", "-c", str(made / "left")]
-            status, said = run_child(
+            command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(folder), "-o", str(out)]
+            command += ["-p", precision, "-e", "cpu", "-c", str(out / "left")]
+            status, errors = run_child(
                 [*command, "--extra_options", f"block_size={BLOCK}", f"accuracy_level={ACCURACY}"],
                 env={**os.environ, "HF_HUB_OFFLINE": "1"},
                 on_line=lambda line: None,
                 on_tick=lambda: progress(words),
             )
             if status:
-                last = said.strip().splitlines()[-1:] or [f"status {status}"]
+                last = errors.strip().splitlines()[-1:] or [f"status {status}"]
                 raise UserError(f"onnxruntime-genai's builder cannot make a model of {folder}: {last[0][:200]}")
-            publish(made, entry, made_from)
+            publish(out, entry, source)
     return entry
 
 
-# -- what float32 would have chosen ---------------------------------------------------------------------
+# -- agreement with float32 -----------------------------------------------------------------------------
 
 
 def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
-    """Of each greedy variant the share of its first answers' tokens that the target in float32 would have chosen there.
+    """Return for each greedy variant the share of its first answers' tokens that the target in float32 would choose.
 
-    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty
-    where that arithmetic cannot be had, or where rules make another token than the argmax right.
+    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty if
+    the target cannot be loaded in float32, or if a rule may choose another token than the argmax.
     """
     import torch
 
@@ -659,7 +663,8 @@ def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
 
 
 def _in_float32(engine: PairEngine, options: ModelOptions) -> Any:
-    """The target's transformers model with float32 weights: itself, or loaded a second time. UserError if it cannot."""
+    """Return the target's transformers model with float32 weights: as it is, or loaded again. UserError if it cannot
+    be."""
     from utils.loading.build import load_model
     from utils.loading.sources import model_folder
 
@@ -684,33 +689,33 @@ class Against(Bench):
         self.variants += map(Variant, rivals)
 
     def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
-        """One answer of a lane or a rival, from nothing."""
+        """Return an answer of a lane or a rival, each with an empty cache."""
         rival = self.rivals.get(variant.method)
         if rival is None:
             return super().answer(variant, prompt, text, **changes)
         return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
 
     def rows(self, agreement: Mapping[Variant, float]) -> list[dict[str, Any]]:
-        """The figures of each variant; speed-ups are medians over repeats."""
+        """Return the figures of each variant; speed-ups are medians over repeats."""
         timed = [Timed(self.items, variant, self.reference) for variant in self.variants]
-        found = []
-        for one in timed:
-            beside = [of for of in timed if of.variant.method in self.rivals and of.rates]
-            fastest = max(beside, key=lambda of: fmean(of.rates), default=None)
-            over = [] if fastest is None else one.speedups(fastest.variant)
-            first = [answer.stats.ttft_ms for answer in one.answers if answer.stats.ttft_ms is not None]
-            found.append(
+        rows = []
+        for own in timed:
+            rivals = [other for other in timed if other.variant.method in self.rivals and other.rates]
+            fastest = max(rivals, key=lambda other: fmean(other.rates), default=None)
+            over = [] if fastest is None else own.speedups(fastest.variant)
+            first = [answer.stats.ttft_ms for answer in own.answers if answer.stats.ttft_ms is not None]
+            rows.append(
                 {
-                    **vars(one.variant),
-                    "rates": one.rates,
-                    "speedup": one.speedup,
+                    **vars(own.variant),
+                    "rates": own.rates,
+                    "speedup": own.speedup,
                     "over_fastest_rival": median(over) if over else None,
                     "ttft_ms": fmean(first) if first else None,
-                    "tokens_per_pass": one.total.tokens_per_pass,
-                    "agreement": agreement.get(one.variant),
+                    "tokens_per_pass": own.total.tokens_per_pass,
+                    "agreement": agreement.get(own.variant),
                 }
             )
-        return found
+        return rows
 
 
 def rivals_of(
@@ -720,7 +725,7 @@ def rivals_of(
     programs: Sequence[str],
     cancelled: Callable[[], bool],
 ) -> dict[str, Rival]:
-    """The rivals that the programs bring; each program says on standard error what it is."""
+    """Return the rivals of the programs; a note on each program goes to standard error."""
     rivals: dict[str, Rival] = {}
     for program in programs:
         make = {LLAMA_CPP: llama_rivals, ONNXRUNTIME: onnx_rivals}.get(program)
@@ -737,7 +742,7 @@ def rivals_of(
 
 
 def main(words: Sequence[str]) -> int:
-    """Time all, print the table and write the file; the exit code."""
+    """Time all, print the table and write the file; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", default=TRANSFORMERS, help="comma list of the programs to time beside our lanes")
     own, rest = parser.parse_known_args(words)
@@ -778,7 +783,7 @@ def main(words: Sequence[str]) -> int:
     return INTERRUPTED if bench.interrupted else 0
 
 
-CHILD = "--as-llama-cpp"  # how this file starts itself for llama.cpp
+CHILD = "--as-llama-cpp"  # the flag with which this file starts itself for llama.cpp
 if __name__ == "__main__":
     try:
         sys.exit(serve() if sys.argv[1:] == [CHILD] else main(sys.argv[1:]))

@@ -1,12 +1,12 @@
-"""What each constant of `gamma auto` changes: sessions on a modelled clock with it as it is, half less and half more.
+"""How each constant of `gamma auto` changes the speed of sessions on a modelled clock, at 0.5 and 1.5 times its value.
 
     python benchmarks/constants.py [--seeds 24]
 
 A session is a dozen answers of 40 to 200 tokens, in two of which the text changes, under best-first trees and under
 chains, each with costs that are known and that are not, on the clocks of two machines: v(n) as measured on Zen 3 (AVX2)
 and on Zen 5. Passes vary by 5%, slow down by half for stretches, and one in a hundred takes six times as long. Prints
-the mean speed and that of the slowest question, in that of plain decoding, and by how much they change. Constants of
-the drafters' sources have no part in it. Nothing is measured: the clock is computed.
+the mean speed and that of the slowest question, relative to plain decoding, and by how much they change. Constants of
+the drafters' sources are not varied. Nothing is measured: the clock is computed.
 """
 
 import argparse
@@ -28,8 +28,9 @@ from sampling.gamma import acceptance, constants, controller, costs, ratios, wor
 console = Console(highlight=False, soft_wrap=True)
 STEEP = [1.0, 1.16, 1.42, 1.74, 2.03, 2.4, *(2.4 + 0.27 * more for more in range(1, 12))]  # v(n) at n - 1: Zen 3
 FLAT = [1.0, 1.04, 1.08, 1.13, 1.2, 1.28, 1.36, *(1.36 + 0.1 * more for more in range(1, 11))]  # Zen 5
-CLOCKS = (STEEP, 0.015, 0.06, 0.03, 0.009), (FLAT, 0.09, 0.25, 0.08, 0.002)  # v, c, a round with and without drafts, s
-QUESTIONS = [  # mean chance of a draft by the drafter, share of it that is true, that in the second half, tokens
+# v(n), c, what a drafted and a plain round take beside their passes, in passes, and the seconds of a pass:
+CLOCKS = (STEEP, 0.015, 0.06, 0.03, 0.009), (FLAT, 0.09, 0.25, 0.08, 0.002)
+QUESTIONS = [  # the drafter's mean probability, the true one over it in the first and in the second half, tokens
     *((0.15, 0.6, 0.6, 40), (0.45, 0.8, 0.8, 100), (0.15, 0.8, 0.8, 60), (0.55, 1.0, 1.0, 200)),
     *((0.6, 1.0, 0.2, 120), (0.25, 0.6, 0.6, 40), (0.35, 0.8, 0.8, 60), (0.15, 0.6, 0.6, 150)),
     *((0.5, 0.1, 1.2, 120), (0.25, 0.8, 0.8, 100), (0.15, 1.0, 1.0, 40), (0.15, 0.6, 0.6, 60)),
@@ -38,7 +39,7 @@ MODULES = acceptance, constants, controller, costs, ratios, worth
 
 
 def step_of(depth: int, nodes: int, accepted: int, draft_s: float, verify_s: float, beside: float) -> Step:
-    """Return a round's step: a chain of `nodes`, of which the first `accepted` hold."""
+    """Return a round's step: a chain of `nodes`, of which the first `accepted` are accepted."""
     tokens, call = tuple(range(nodes)), Call("head", int(depth > 0), draft_s)
     probs = (0.5,) * min(nodes, accepted + 1)
     return Step(
@@ -52,7 +53,7 @@ def step_of(depth: int, nodes: int, accepted: int, draft_s: float, verify_s: flo
 
 
 def speed_of(tree: bool, known: bool, clock: tuple[list[float], float, float, float, float], seed: int) -> list[float]:
-    """Return the speed of each answer of a session, in that of plain decoding."""
+    """Return the speed of each answer of a session, relative to plain decoding."""
     (v, c, drafting, plain, seconds), noise, speeds = clock, random.Random(seed), list[float]()
     priced = costs.Costs(c, {n: v[n - 1] for n in range(2, 9)}, seconds) if known else costs.Costs()
     pace = controller.Controller(costs=priced, tree=tree, most=15)

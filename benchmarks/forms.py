@@ -24,7 +24,7 @@ TOKENS = 300
 
 
 def answered(lane: Any, prompt: list[int]) -> tuple[list[int], Stats]:
-    """The ids of a lane's answer, and its figures."""
+    """Return the ids of a lane's answer, and its figures."""
     meter = Meter(len(prompt))
     for event in lane.run(prompt):
         meter.add(event)

@@ -2,11 +2,11 @@
 
     benchmarks/gpu.sh [--device cuda] [--small] [--parts passes,plain] [--out gpu.json]
 
-Part by part, each of which is written when it ends: what the machine is; `python -m pytest -m device`; identity in
+Part by part, each of which is written when it ends: the machine; `python -m pytest -m device`; identity in
 bfloat16 (texts may part where rounding explains it); v(n), eagerly and as graphs; plain decoding of 1, 4 and 16 rows;
 decoding with a drafter of a 160M model's shape and with an EAGLE head, whose drafts are right by plan in 70% of the
-cases; and passes of two layers in int8 and nf4. A part that fails is noted and the next one begins; none begins when
-its time is over. `--small` takes tiny models, to try the script.
+cases; and passes of two layers in int8 and nf4. After a part that fails the next one begins; none begins after 450
+seconds. `--small` takes tiny models, to try the script.
 """
 
 import argparse
@@ -74,11 +74,11 @@ class Run:
             return LlamaForCausalLM._from_config(config, dtype=self.dtype).eval().requires_grad_(False)
 
     def networks(self) -> dict[str, Any]:
-        """The target's pass, and the same replayed."""
+        """Return the target's network, run eagerly and replayed as graphs."""
         return {"eager": self.eager, "graphs": FixedNetwork(self.eager, self.capture)}
 
     def machine(self) -> dict[str, Any]:
-        """What runs here, and the bytes a second that a copy reads and writes."""
+        """Return facts about the machine, the bytes a second of a copy, and the time of reading the weights once."""
         size, best = 1 << (22 if self.small else 30), 0.0
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         target, watch = torch.empty_like(source), Stopwatch(self.device)
@@ -97,7 +97,7 @@ class Run:
         }
 
     def tests(self) -> dict[str, Any]:
-        """The tests marked `device`, as far as their time goes."""
+        """Run the tests marked `device`, for 200 seconds at most."""
         which = ["-k", "recorded and float32"] if self.small else []
         command = [sys.executable, "-m", "pytest", "-q", "-m", "device", "--device", str(self.device), *which]
         done = subprocess.run(
@@ -112,11 +112,11 @@ class Run:
         return {"passed": done.returncode == 0, "says": lines[-1:], "failed": [x for x in lines if "FAILED" in x]}
 
     def planted(self, script: list[int]) -> PlantedDrafter:
-        """Drafts of this text, 70% of them right."""
+        """Return a drafter of this text, 70% of whose drafts are right."""
         return PlantedDrafter(NoDrafter(), script, SHARE, self.eager.vocab_size)
 
     def identity(self) -> dict[str, str]:
-        """Texts with planted drafts beside plain decoding's, eagerly and replayed."""
+        """Compare texts with planted drafts with plain decoding's, eagerly and replayed."""
         precision, said = str(self.dtype).removeprefix("torch."), dict[str, str]()
         for name, network in self.networks().items():
             lm = CausalLM(network)
@@ -147,24 +147,25 @@ class Run:
         return {name: {rows: self.rate(network, NoDrafter(), 0, rows) for rows in ROWS} for name, network in each}
 
     def drafted(self) -> dict[str, dict[str, float]]:
-        """Tokens a second with drafts of which 70% are right, by whose passes are run for them and gamma."""
+        """Tokens a second with drafts of which 70% are right, by gamma and by the drafter whose passes are run for
+        them."""
         drafter = LlamaNetwork(self.random(SMALL if self.small else DRAFTER))
         shape = {} if self.small else {**HEAD, "head_dim": 64}
         student = make_student("feature", self.model, dtype=self.dtype, **shape)
         head = make_drafter(student.to(self.device))
         drafters = {"eager": drafter, "graphs": FixedNetwork(drafter, self.capture)}
-        found = dict[str, dict[str, float]]()
+        rates = dict[str, dict[str, float]]()
         for name, network in self.networks().items():
-            found[name] = {}
+            rates[name] = {}
             for who, inner in {"drafter": ModelDrafter(CausalLM(drafters[name], "drafter")), "head": head}.items():
                 for gamma in GAMMAS:
                     planted = PlantedDrafter(inner, self.script, SHARE, self.eager.vocab_size)
-                    found[name][f"{who}, gamma {gamma}"] = self.rate(network, planted, gamma)
-        return found
+                    rates[name][f"{who}, gamma {gamma}"] = self.rate(network, planted, gamma)
+        return rates
 
     def few_bits(self) -> dict[str, dict[int, float] | str]:
         """Milliseconds of a pass over n tokens of two layers, by the bits of their weights."""
-        found = dict[str, dict[int, float] | str]()
+        times = dict[str, dict[int, float] | str]()
         shape = {**(SMALL if self.small else LARGE), "num_hidden_layers": 2}
         with tempfile.TemporaryDirectory() as name:
             self.random(shape).save_pretrained(name)
@@ -173,39 +174,39 @@ class Run:
                 try:
                     model = load_model(spec, Path(name), LoadOptions(), str(self.device), kind).model
                 except UserError as error:
-                    found[kind] = str(error)
+                    times[kind] = str(error)
                     continue
                 costs = measure_costs(CausalLM(model), WIDTHS, 64, self.repeats)
-                found[kind] = {n: 1e3 * seconds for n, seconds in costs.items()}
-        return found
+                times[kind] = {n: 1e3 * seconds for n, seconds in costs.items()}
+        return times
 
 
 PARTS = ("machine", "tests", "identity", "passes", "plain", "drafted", "few_bits")
 
 
 def main() -> int:
-    """Run the parts; 1 if one failed or had no time."""
+    """Run the parts; return 1 if one failed or had no time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="where to run: cuda[:N] or cpu")
     parser.add_argument("--small", action="store_true", help="tiny models, to try the script")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, separated by commas")
     parser.add_argument("--out", default="gpu.json", help="the file to write")
     flags = parser.parse_args()
-    started, run, found = time.monotonic(), Run(torch.device(flags.device), flags.small), dict[str, Any]()
+    started, run, results = time.monotonic(), Run(torch.device(flags.device), flags.small), dict[str, Any]()
     for part in flags.parts.split(","):
         begun = time.monotonic()
         if begun - started > LIMIT:
-            found[part] = {"error": "no time was left"}
+            results[part] = {"error": "no time was left"}
             continue
         try:
-            found[part] = getattr(run, part)()
+            results[part] = getattr(run, part)()
         except Exception as error:  # the next part may still work
-            found[part] = {"error": f"{type(error).__name__}: {error}"[:500]}
-        found[part]["seconds"] = round(time.monotonic() - begun, 1)
-        write_json(Path(flags.out), found)
-        sys.stdout.write(f"{part}: {found[part]['seconds']} s{'' if 'error' not in found[part] else ', failed'}\n")
+            results[part] = {"error": f"{type(error).__name__}: {error}"[:500]}
+        results[part]["seconds"] = round(time.monotonic() - begun, 1)
+        write_json(Path(flags.out), results)
+        sys.stdout.write(f"{part}: {results[part]['seconds']} s{'' if 'error' not in results[part] else ', failed'}\n")
     return int(
-        any("error" in part for part in found.values()) or not found.get("tests", {"passed": True}).get("passed")
+        any("error" in part for part in results.values()) or not results.get("tests", {"passed": True}).get("passed")
     )
 
 

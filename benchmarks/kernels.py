@@ -1,4 +1,4 @@
-"""Kernels of an earlier revision and of the working tree, in turns: tiles of every type, and whole passes.
+"""Times kernels of an earlier revision and of the working tree, in turns: tiles of every type, and whole passes.
 
     python benchmarks/kernels.py REVISION [--types Q4_K,Q8_0] [--rows 1,8] [--file FILE.gguf] [--repeat 20]
 
@@ -49,7 +49,7 @@ double nanoseconds(Tile tile, const uint8_t *w, const void *x, float *y, int64_t
 
 
 def loaded_build(folder: Path) -> ModuleType:
-    """utils/kernels/build.py of a tree."""
+    """Return the module utils/kernels/build.py of a source tree."""
     spec = importlib.util.spec_from_file_location(f"build_{folder.name}", folder / "utils/kernels/build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -60,7 +60,7 @@ def loaded_build(folder: Path) -> ModuleType:
 
 
 def compiled(folder: Path, scratch: Path) -> ctypes.CDLL:
-    """The kernels of a tree for this processor."""
+    """Return the kernels of a source tree, compiled for this processor."""
     row = build.instruction_set()
     assert row is not None, build.why_not()
     out = scratch / f"kernels-{folder.name}" / "kernels.so"
@@ -89,7 +89,7 @@ def tile_table(both: list[ctypes.CDLL], timer: ctypes.CDLL, kinds: list[str], ro
         number = bindings.TYPES.index(kind)
         both[1].packed_size.restype = ctypes.c_int64
         size = both[1].packed_size(*map(ctypes.c_int64, (number, 16, 32 * GROUPS)))
-        data = chance.integers(0, 60, size + 32768, dtype=np.uint8)  # 32768: fetched ahead, never used
+        data = chance.integers(0, 60, size + 32768, dtype=np.uint8)  # 32768 more, which are prefetched and never used
         for bits, name in ((16, "TILES"), (8, "NARROW_TILES")):
             tiles = [(address * len(bindings.TYPES)).in_dll(library, name)[number] for library in both]
             cells = []
@@ -98,8 +98,8 @@ def tile_table(both: list[ctypes.CDLL], timer: ctypes.CDLL, kinds: list[str], ro
                 arguments = (address(data.ctypes.data), address(x.ctypes.data), address(y.ctypes.data))
                 for turn in range(2 * repeat):
                     numbers = (ctypes.c_int64(GROUPS), count, CALLS)
-                    now = timer.nanoseconds(address(tiles[turn % 2]), *arguments, *numbers)
-                    least[turn % 2] = min(least[turn % 2], now)
+                    spent = timer.nanoseconds(address(tiles[turn % 2]), *arguments, *numbers)
+                    least[turn % 2] = min(least[turn % 2], spent)
                 cells.append(f"{least[0]:.1f} → {least[1]:.1f}  {least[1] / least[0]:.2f}")
             table.add_row(kind, str(bits), *cells)
     return table

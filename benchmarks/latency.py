@@ -1,11 +1,11 @@
-"""How long drafters of one size and many depths take here, in milliseconds a drafted token.
+"""Times drafters of one size and several depths, in milliseconds a drafted token.
 
     python benchmarks/latency.py [--layers 1,2,4,8,16] [--params 30e6] [--alpha 0.7] [--repeat 15] [--out F.json] …
 
 Further flags choose the target, as for infer.py (--pair, --target, --quantization …). Random Llama-shaped models of
 nearly equal parameters, from wide with one layer to narrow with many, draft after the same prompt in turns with the
 target; their tokens do not matter. Reproduces a finding of Decoding Speculative Decoding (arXiv 2402.01528):
-latency grows with depth, not with width. Knows no acceptance: it is given.
+latency grows with depth, not with width. The acceptance is not measured: `--alpha` gives it.
 """
 
 import os
@@ -46,13 +46,13 @@ CONTEXT = 256  # tokens of the prompt
 DRAFTS = 4  # a round
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens of the target's passes that are timed
 HEAD = 64  # width of an attention head
-MLP = 8 / 3  # its width over the model's, as Llama has it; the nearest width of the model to that is taken
+MLP = 8 / 3  # its width over the model's, as in Llama; the shape nearest to this is taken
 STEP = 8  # the MLP's width comes in such steps
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama with tied embeddings: `heads` of 64, an MLP of `intermediate`."""
+    """A Llama with tied embeddings: attention heads of 64, an MLP of `intermediate`."""
 
     layers: int
     hidden: int
@@ -74,17 +74,17 @@ def shape_of(layers: int, parameters: float, vocab_size: int) -> Shape:
     for hidden in range(HEAD, 1 << 14, HEAD):
         left = parameters - Shape(layers, hidden, 0, vocab_size).parameters
         shapes.append(Shape(layers, hidden, round(left / (3 * layers * hidden) / STEP) * STEP, vocab_size))
-    found = [shape for shape in shapes if shape.intermediate >= STEP]
-    if not found:
+    wide = [shape for shape in shapes if shape.intermediate >= STEP]
+    if not wide:
         least = Shape(layers, HEAD, STEP, vocab_size).parameters
         raise UsageError(
             f"--params must be at least {least:,} for {layers} layers and {vocab_size:,} ids, got {parameters:,.0f}"
         )
-    return min(found, key=lambda one: abs(one.intermediate / one.hidden - MLP))
+    return min(wide, key=lambda shape: abs(shape.intermediate / shape.hidden - MLP))
 
 
 def main(words: Sequence[str]) -> int:
-    """Measure, print and write; the exit code."""
+    """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", default="1,2,4,8,16", help="depths to compare")
     parser.add_argument("--params", type=float, default=30e6, help="parameters that each shape has, nearly")
@@ -112,17 +112,17 @@ def main(words: Sequence[str]) -> int:
 
 
 def measure(engine: PairEngine, shapes: Sequence[Shape], repeats: int) -> tuple[list[float], dict[int, float]]:
-    """Seconds of a drafted token of each shape and of target passes by tokens: medians, all measured in turns."""
-    place = engine.loaded.target
-    drafts = {("shape", at): drafting(shape, place.device, place.dtype) for at, shape in enumerate(shapes)}
+    """Return the seconds of a drafted token of each shape, and of target passes by tokens: medians, in turns."""
+    target = engine.loaded.target
+    drafts = {("shape", at): drafting(shape, target.device, target.dtype) for at, shape in enumerate(shapes)}
     verifies = {("target", n): run for n, run in passes(engine.target.network, WIDTHS, CONTEXT).items()}
-    laps = timed(drafts | verifies, repeats, place.device)
+    laps = timed(drafts | verifies, repeats, target.device)
     seconds = {key: statistics.median(each) for key, each in laps.items()}
     return [seconds[key] / DRAFTS for key in drafts], {n: seconds["target", n] for n in WIDTHS}
 
 
 def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Drafts 4 tokens with a random model of this shape, as the console would: its network, packed on the CPU."""
+    """Return a function that drafts 4 tokens with a random model of this shape, packed on the CPU as in the console."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads = shape.hidden // HEAD
@@ -143,7 +143,7 @@ def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable
     if device.type == "cpu" and dtype == torch.float32:
         pack(model)
     drafter = ModelDrafter(CausalLM(model, "drafter"))
-    rows = [[place % shape.vocab_size for place in range(CONTEXT)]]
+    rows = [[token % shape.vocab_size for token in range(CONTEXT)]]
     session = drafter.lm.open(rows)
     drafter.start(rows, session, session)
     sampler = KeyedSampler(make_processor(0.0)).drafting([[0, CONTEXT]])
@@ -153,22 +153,22 @@ def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable
 def figures(
     shapes: Sequence[Shape], seconds: Sequence[float], verify: Mapping[int, float], alpha: float
 ) -> list[dict[str, Any]]:
-    """A row a shape: its cost, and the best gamma and speed at this acceptance."""
+    """Return a row for each shape: its cost, and the best gamma and speed at this acceptance."""
     times = pass_times(verify)
-    one = times(1)
+    single = times(1)
     rows = []
     for shape, spent in zip(shapes, seconds, strict=True):
-        gamma, speedup = best_gamma(alpha, spent / one, lambda n: times(n) / one)
+        gamma, speedup = best_gamma(alpha, spent / single, lambda n: times(n) / single)
         rows.append(
             {
                 **asdict(shape),
                 "parameters": shape.parameters,
                 "t_draft": round(spent, 7),
-                "c": round(spent / one, 5),
+                "c": round(spent / single, 5),
                 "over_first": round(spent / seconds[0], 4),
                 "best_gamma": gamma,
                 "expected_speedup": round(speedup, 4),
-                "throughput": round(speedup / one, 4),
+                "throughput": round(speedup / single, 4),
             }
         )
     return rows

@@ -1,4 +1,4 @@
-"""Passes of one GGUF file here and in llama.cpp, in turns: over one and eight tokens, and over a prompt of 256.
+"""Times passes of one GGUF file here and in llama.cpp, in turns: over one and eight tokens, and over a prompt of 256.
 
     python benchmarks/passes.py FILE.gguf [--repeat 30] [--activations q8]
 
@@ -31,7 +31,7 @@ PROMPT, FEW = 256, 8
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Milliseconds that `act` takes."""
+    """Return the milliseconds that `act` takes."""
     begin = time.perf_counter()
     act()
     return 1000 * (time.perf_counter() - begin)
@@ -65,15 +65,15 @@ def main() -> None:
             row.append(200 + turn % 50)
             drafted = rest[: count - 1]
             draft = Draft.of([drafted])
-            here = times.setdefault((f"{count} tokens", "here"), [])
-            here.append(timed(lambda draft=draft: session.score([row], draft)))
+            laps = times.setdefault((f"{count} tokens", "here"), [])
+            laps.append(timed(lambda draft=draft: session.score([row], draft)))
             session.commit([[]])
             times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(lambda d=drafted: llama(d)))
     for _ in range(max(2, args.repeat // 6)):
         new = lm.open([prompt])
         piece = [prompt[:PROMPT]]
-        here = times.setdefault((f"prompt of {PROMPT}", "here"), [])
-        here.append(timed(lambda new=new, piece=piece: new.score(piece, Draft.empty(1))))
+        laps = times.setdefault((f"prompt of {PROMPT}", "here"), [])
+        laps.append(timed(lambda new=new, piece=piece: new.score(piece, Draft.empty(1))))
         theirs.reset()
         times.setdefault((f"prompt of {PROMPT}", "llama.cpp"), []).append(timed(lambda: theirs.eval(prompt[:PROMPT])))
     table = Table("pass", "here, ms", "llama.cpp, ms", "ratio")

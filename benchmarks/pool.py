@@ -1,12 +1,12 @@
-"""How sure the sources of drafts may be: what they offered after each token of an answer, and what came.
+"""Compares the probabilities with which sources offer tokens with how often the answer contains these tokens.
 
     python benchmarks/pool.py TEXTS [--limit 120] [--temperatures 0 0.7] [--tokens 128]
 
 TEXTS: conversations of `distill --stage text` that no drafter was trained on; the answers are written again. The
 default pair drafts trees of ten nodes and asks its head at three levels of every round. Prints, by source, depth and
-kind of text, how often a token offered with a probability came; and the constants of the pool
-(sampling/drafters/proposal.py) that make what came likeliest in the first half of the conversations, with the nats a
-token that they and the present ones take in the second half.
+kind of text, how often a token offered with a probability came next; and the constants of the pool
+(sampling/drafters/proposal.py) under which the first half of the conversations is likeliest, with the mean nats a token
+of the second half under these and under the present constants.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from sampling.gamma import worth
 
 console = Console(highlight=False, soft_wrap=True)
 LEVELS = 3  # at which the head runs
-NOBODY = 99  # the source of a token that only the head offers
+HEAD_ONLY = 99  # the source of a token that only the head offers
 NAMES = "LISTED_WEIGHT", "UNLISTED_WEIGHT", "SHARPENING", "POOLED_NOISE_SHARE"
 
 
 class Offered(NamedTuple):
-    """What was offered after one token. By token [N]: its source but the head (their number: none), that source's own
-    probability, the one it has beside other sources, the head's, its noise, the pooled one. `came`: the index of the
-    token that came; N: none of them."""
+    """The N tokens offered after one token. Of each token: the `source` other than the head, and its probability by
+    this source `alone`, by all `others`, by the head (`own`), and `pooled`; its `noise`. `came`: the index of the token
+    that came next; N: none of them."""
 
     kind: str
     depth: int
@@ -55,7 +55,7 @@ class Offered(NamedTuple):
 
 
 class Recorder:
-    """Keeps what the pool is given in a round, until it is known what came."""
+    """Keeps the offers that the pool gets in a round until the tokens that come next are known."""
 
     def __init__(self) -> None:
         self.kept: list[Offered] = []
@@ -65,8 +65,8 @@ class Recorder:
 
         def noted(trust: Any, candidates: Any, offers: Any, depth: int, noise: Any) -> Any:
             result = pooled(trust, candidates, offers, depth, noise)
-            added = noise(depth, [one.token for one in result]) if noise else [0.0] * len(result)
-            self._last = [result, {one.token: one for one in candidates}, dict(offers), added]
+            added = noise(depth, [candidate.token for candidate in result]) if noise else [0.0] * len(result)
+            self._last = [result, {candidate.token: candidate for candidate in candidates}, dict(offers), added]
             return result
 
         def added(growth: Any, parent: Any, candidates: Any, *rest: Any) -> None:
@@ -78,40 +78,40 @@ class Recorder:
         proposal.Growth.add = added  # type: ignore[method-assign]
 
     def close(self, kind: str, emitted: Sequence[int]) -> None:
-        """End a round that brought these tokens."""
+        """End a round that emitted these tokens."""
         rounds, self._round = self._round, []
         for parent, (result, known, own, noise) in rounds:
             if parent.tokens != list(emitted[: parent.depth]) or len(emitted) <= parent.depth or not result:
                 continue
-            tokens = [one.token for one in result]
-            none = proposal.Candidate(0, NOBODY, 0.0, 0.0)
+            tokens = [candidate.token for candidate in result]
+            none = proposal.Candidate(0, HEAD_ONLY, 0.0, 0.0)
             others = [known.get(token, none) for token in tokens]
             came = emitted[parent.depth]
             self.kept.append(
                 Offered(
-                    *(kind, parent.depth, np.array([one.source for one in others])),
-                    *(np.array([one.prob for one in others]), np.array([one.p for one in others])),
+                    *(kind, parent.depth, np.array([other.source for other in others])),
+                    *(np.array([other.prob for other in others]), np.array([other.p for other in others])),
                     *(np.array([own.get(token, 0.0) for token in tokens]), np.array(noise)),
-                    np.array([one.p for one in result]),
+                    np.array([candidate.p for candidate in result]),
                     tokens.index(came) if came in tokens else len(tokens),
                 )
             )
 
 
 def nats(kept: list[Offered], trust: Sequence[float], constants: Sequence[float]) -> float:
-    """Return the mean −log probability of what came; tokens that nobody offered have one probability together."""
+    """Return the mean −log probability of the next token; all tokens without an offer have one probability together."""
     listed, unlisted, sharpening, share = constants
     each = np.array([*trust, 0.0])
     total = 0.0
-    for one in kept:
-        weights = (each[np.minimum(one.source, len(trust))] * one.others + one.own + listed) ** sharpening
-        weights = np.append(weights * np.exp(np.minimum(share * one.noise, proposal.MAX_NOISE)), unlisted)
-        total -= float(np.log(min(proposal.MAX_PROB, weights[one.came] / weights.sum())))
+    for offer in kept:
+        weights = (each[np.minimum(offer.source, len(trust))] * offer.others + offer.own + listed) ** sharpening
+        weights = np.append(weights * np.exp(np.minimum(share * offer.noise, proposal.MAX_NOISE)), unlisted)
+        total -= float(np.log(min(proposal.MAX_PROB, weights[offer.came] / weights.sum())))
     return total / len(kept)
 
 
 def fitted(kept: list[Offered], trust: list[float], constants: list[float]) -> tuple[list[float], list[float]]:
-    """Return the trust in each source but the head and the constants under which what came is likeliest."""
+    """Return the trust in each source but the head, and the constants, under which the next tokens are likeliest."""
     start = np.log([*trust, *constants])
     split = len(trust)
 
@@ -124,7 +124,7 @@ def fitted(kept: list[Offered], trust: list[float], constants: list[float]) -> t
 
 
 def reliability(name: str, pairs: list[tuple[float, bool]]) -> None:
-    """Print how often offers of each tenth of probability came."""
+    """Print how often offered tokens came next, by tenths of their probability."""
     p, came = np.array([p for p, _ in pairs]), np.array([came for _, came in pairs])
     tenth = np.minimum((10 * p).astype(int), 9)
     cells = [
@@ -165,16 +165,16 @@ def main() -> None:
     sources, kept = list(lane.drafter.traits.names), halves[0] + halves[1]
     console.print(f"{len(rows)} conversations, {len(kept)} places, sources {', '.join(sources)}")
     by = defaultdict[str, list[tuple[float, bool]]](list)
-    for one in kept:
-        heat = one.kind.partition(", ")[2]
-        for index in range(len(one.own)):
-            came = index == one.came
-            by[f"pooled, depth {one.depth + 1}, {heat}"].append((one.pooled[index], came))
-            by[f"pooled, {one.kind}"].append((one.pooled[index], came))
-            if one.own[index]:
-                by[f"{sources[-1]}, depth {one.depth + 1}, {heat}"].append((one.own[index], came))
-            if one.source[index] < len(sources):
-                by[f"{sources[one.source[index]]}, {heat}"].append((one.alone[index], came))
+    for offer in kept:
+        heat = offer.kind.partition(", ")[2]
+        for index in range(len(offer.own)):
+            came = index == offer.came
+            by[f"pooled, depth {offer.depth + 1}, {heat}"].append((offer.pooled[index], came))
+            by[f"pooled, {offer.kind}"].append((offer.pooled[index], came))
+            if offer.own[index]:
+                by[f"{sources[-1]}, depth {offer.depth + 1}, {heat}"].append((offer.own[index], came))
+            if offer.source[index] < len(sources):
+                by[f"{sources[offer.source[index]]}, {heat}"].append((offer.alone[index], came))
     for name, pairs in sorted(by.items()):
         reliability(name, pairs)
     trust = [source.trust for source in lane.drafter.sources][:-1]

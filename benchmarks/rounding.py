@@ -3,7 +3,7 @@
     python benchmarks/rounding.py [--pair P|--target T] [--quantization q4|q8|int8|…] [--activations q8] …
 
 Takes the flags of `infer.py check` that choose models. The target, and a drafter that is a model, read the built-in
-questions as loaded and with float weights, which are in memory too meanwhile. A file's own bits are compared with the
+questions as loaded and with float weights, both in memory at once. A file's own bits are compared with the
 same numbers in float.
 """
 
@@ -36,7 +36,7 @@ from utils.loading.build import load_model
 from utils.loading.loaded import LoadedModel, LoadOptions
 from utils.loading.sources import model_folder
 
-CONTEXT, REPEATS = 64, 9  # of the passes that are timed
+CONTEXT, REPEATS = 64, 9  # tokens before a timed pass; how often each is timed
 OURS = {"int8": "q8", "nf4": "q4", "fp4": "q4"}  # bitsandbytes' kinds, and ours to compare with on a CPU
 
 

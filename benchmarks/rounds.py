@@ -1,5 +1,5 @@
-"""A round beside its compiled passes: milliseconds of Python in a drafted and in a plain round of the default pair, on
-the lane's own clock, which its figures on the screen count, and in all.
+"""Times the Python of a drafted and of a plain round of the default pair, without their compiled passes: by the lane's
+own clock, from which the screen's figures come, and in all.
 
     python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
 
@@ -58,8 +58,8 @@ def profile_of(act: Any, count: int) -> None:
 
 
 def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[str, list[float]]:
-    """Return milliseconds of each round beside its passes, by kind (and " in all": what follows the clock, too), after
-    a first run that is not counted. A head's rounds take longer, and which rounds ask it is decided by the clock."""
+    """Return milliseconds of each round beside its passes, by kind (" in all": with the work after the clock stops),
+    after a first run that is not counted. Rounds that run the head take longer; measured times decide which do."""
     from app.command_line.arguments import read_request
     from app.command_line.main import layers_of
     from app.lanes.lane import PairEngine
@@ -128,14 +128,14 @@ def main() -> None:
         console.print(json.dumps(medians) if args.json else f"{medians} of {counts} rounds", soft_wrap=True)
         return
     flags = ["--repeat", str(args.repeat), "--tokens", str(args.tokens), "--temperature", str(args.temperature)]
-    found: dict[str, list[dict[str, float]]] = {"here": [], "other": []}
+    runs_of: dict[str, list[dict[str, float]]] = {"here": [], "other": []}
     for _ in range(args.turns):
         for name, folder in (("other", args.other), ("here", str(Path.cwd()))):
             command = [sys.executable, __file__, "--json", *flags]
             ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-            found[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    for kind in (kind for kind in found["here"][0] if all(kind in run for runs in found.values() for run in runs)):
-        here, other = ([run[kind] for run in found[name]] for name in ("here", "other"))
+            runs_of[name].append(json.loads(ran.stdout.splitlines()[-1]))
+    for kind in (kind for kind in runs_of["here"][0] if all(kind in run for runs in runs_of.values() for run in runs)):
+        here, other = ([run[kind] for run in runs_of[name]] for name in ("here", "other"))
         ours, theirs = statistics.median(here), statistics.median(other)
         console.print(f"{kind}: {ours:.3f} ms here, {theirs:.3f} there, ratio {ours / theirs:.2f}; all {here} {other}")
 

@@ -1,8 +1,8 @@
-"""Devices: which layers of a model that is too large for one lie where, and passes as CUDA graphs.
+"""Distributes the layers of a model that is too large for one device, and records passes as CUDA graphs.
 
-`--device auto` takes one device if that has room. Else the layers fill the GPUs, then the CPU's memory, then the disk,
-in the order in which they are computed (accelerate's device map). Embedding and head stay on the first device, where
-decoding happens and draft heads run. Layers on the CPU or the disk are copied for every pass.
+`--device auto` loads a model onto one device if it fits there. Else the layers fill the GPUs, then the CPU's memory,
+then the disk, in the order in which they are computed (accelerate's device map). Embedding and head stay on the first
+device, where decoding happens and draft heads run. Layers on the CPU or the disk are copied for every pass.
 """
 
 from collections import Counter
@@ -16,15 +16,15 @@ from utils.objects import HfConfig, HfModel
 
 USED = 0.9  # share of the free memory; passes need the rest
 COPIED = ("cpu", "disk")  # layers there are copied to a faster device
-_DISK = 1 << 50
+_DISK = 1 << 50  # bytes: no bound
 Out = TypeVar("Out")
-WARM = 2  # calls of a pass before it is recorded, in which libraries make what they need once
+WARM = 2  # calls of a function before it is recorded, in which libraries do their one-time setup
 Device = int | str  # a GPU by its number
-_BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # of a quantized weight
+_BYTES = {"int8": 1.0, "nf4": 0.5, "fp4": 0.5}  # bytes of a quantized weight
 
 
 def room_of(device: torch.device) -> dict[Device, int]:
-    """Return bytes that may be filled on each device, the fastest first."""
+    """Return the bytes that weights may take on each device, the fastest first."""
     import psutil
 
     memory = int(USED * psutil.virtual_memory().available)
@@ -110,13 +110,13 @@ def spread_note(name: str, model: HfModel) -> str:
 
 
 class Graphs:
-    """Records functions as graphs that share one pool of memory: the result of a replay is read before the next."""
+    """Records functions as CUDA graphs. They share one memory pool: read a replay's result before the next replay."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], Out]) -> Callable[[], Out]:
-        """Return what replays `function`, which must read and write the same memory at every call."""
+        """Return a function that replays `function`, which must read and write the same memory at every call."""
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""The facts about a model that the compiled pass needs beside its weights: a table of families, and configurations.
+"""The facts about a model that the compiled pass needs beside its weights, from a table of families.
 
 A row of :data:`FAMILIES` says how a family's layers are built; numbers come from the configuration. :func:`facts_of`
 refuses a configuration that no facts express. Rotary rules are functions of a configuration's `rope_parameters`, as
@@ -28,11 +28,12 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The layers of a family.
+    """How the layers of a family are built.
 
-    `norms`: their names in a layer, by their fields in the pass. `gain_above_one`: a norm's gain is 1 + w. `qk_norm`:
-    the norm of queries and keys: "" none, "head" each head separately, "all" all heads together. `scaled_embeddings`:
-    by √hidden. `joined`: one map makes queries, keys and values, another gate and up.
+    `norms`: the names of its norms in a layer, by the fields of `Layer` in kernels.h. `gain_above_one`: a norm's gain
+    is 1 + w. `qk_norm`: the norm of queries and keys: "" none, "head" each head separately, "all" all heads together.
+    `scaled_embeddings`: they are multiplied by √hidden. `joined`: one linear layer computes queries, keys and values,
+    another gate and up.
     """
 
     norms: Mapping[str, str] = field(default_factory=lambda: PRE)
@@ -56,8 +57,8 @@ FAMILIES = {  # by the configuration's model_type
 
 @dataclass(frozen=True, slots=True)
 class FamilyFacts:
-    """The facts about a model: `scalars`, fields of the pass; of each layer its window (0: none), the kind whose rotary
-    table turns it ("" for a single table, None: it turns nothing), and whether it is a mixture of experts."""
+    """The facts about a model: `scalars`, fields of `Pass` in kernels.h; for each layer its window (0: none), the kind
+    of layers whose rotary table it uses ("" for the only table, None: none), and whether it is a mixture of experts."""
 
     family: Family
     scalars: Mapping[str, float]
@@ -83,7 +84,7 @@ def rules_of(config: HfConfig) -> Json:
 
 
 def facts_of(config: HfConfig) -> FamilyFacts:
-    """Return the facts about a causal model of `config`. UnfitError if the compiled pass does not compute it."""
+    """Return the facts about a causal model of `config`. UnfitError if the compiled pass cannot compute it."""
     if (family := FAMILIES.get(config.model_type)) is None:
         raise UnfitError(f"no compiled pass computes {config.model_type}")
     size, rules = head_size(config), rules_of(config)
@@ -151,7 +152,7 @@ def _number(config: HfConfig, name: str) -> float:
     return 1.0 if value is None else float(value)
 
 
-# -- rotary positions: how fast each pair of a head's dimensions turns ------------------------------------------
+# -- rotary positions: how fast each pair of a head's dimensions rotates -----------------------------------------
 
 
 def is_fixed(rope: Mapping[str, object] | None) -> bool:
@@ -186,8 +187,8 @@ def rotation_of(module: HfModel, kind: str = "") -> tuple[Tensor, float]:
 def table(frequency: Tensor, scaling: float, first: int, last: int) -> Tensor:
     """cos and sin [n, D], halves side by side, of the positions from `first` to `last` or a few more.
 
-    The blocks of positions are whole because torch rounds differently at the end of a tensor, and the bits must depend
-    on the position alone.
+    Positions are computed in whole blocks because torch rounds differently at the end of a tensor, and the bits must
+    depend on the position alone.
     """
     positions = (torch.arange(start, start + BLOCK)[:, None].float() for start in range(first, last, BLOCK))
     angles = (position * frequency for position in positions)

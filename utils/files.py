@@ -1,9 +1,9 @@
 """Files that are written whole or not at all. No other module replaces a file.
 
-A regular file is written in a temporary folder beside it and takes its place in one step; the next file written there
-removes such folders of killed processes. Symbolic links are followed and stay; mode and, where that is allowed, owner
-are kept; a new file obeys the umask; a write-protected file is not replaced. A device, a pipe, or a descriptor of this
-process (/dev/stdout) is written through once the content is complete. Creates no folders.
+A regular file is written in a temporary folder beside it and then renamed over the old one. The next write there
+removes the temporary folders of killed processes. Symbolic links are followed and stay; mode and, where that is
+allowed, owner are kept; a new file obeys the umask; a write-protected file is not replaced. A device, a pipe, or a
+descriptor of this process (/dev/stdout) is written through once the content is complete. Creates no folders.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _BLOCKS, _BLOCK = 64, 4096  # blocks of a sampled file, bytes of each
 
 
 class WriteError(UserError, OSError):
-    """One line: `filename` cannot be written, why, and (in `strerror` too) its content now."""
+    """One line: `filename` cannot be written, why, and (also in `strerror`) what it holds now."""
 
     def __init__(self, path: str | Path, error: OSError, content: str) -> None:
         super().__init__(error.errno, f"{error.strerror or error} ({content})", str(path))
@@ -145,7 +145,7 @@ def append(file: IO[bytes], data: bytes, path: str | Path) -> None:
         while rest:  # one write may take only a part
             rest = rest[file.write(rest) :]
     except BaseException as error:
-        with suppress(OSError):  # a device
+        with suppress(OSError):  # a device cannot be truncated
             os.ftruncate(file.fileno(), size)
         raise (WriteError(path, error, "its content is kept") if isinstance(error, OSError) else error) from None
 
@@ -157,7 +157,7 @@ def drop_half_line(path: Path) -> None:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
-# -- before hours of work ---------------------------------------------------------------------------
+# -- checks before a long run ------------------------------------------------------------------------
 
 
 def writable(path: str | Path, flag: str = "--out", *, folder: bool = False) -> None:
@@ -176,8 +176,8 @@ def writable(path: str | Path, flag: str = "--out", *, folder: bool = False) -> 
 
 
 def check_outputs(written: Mapping[str, str | Path | None], read: Iterable[str | Path | None] = ()) -> None:
-    """Raise UsageError if a flag of `written` names a file that cannot be written, is read, or that another flag
-    writes.
+    """Raise UsageError if a flag of `written` names a file that cannot be written, is one of `read`, or is another
+    flag's.
 
     Links are followed; devices and pipes may be named several times.
     """

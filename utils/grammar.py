@@ -1,8 +1,9 @@
 """A form for the answer: a grammar in Lark or GBNF, a JSON schema or a regular expression, compiled by llguidance for
-one tokenizer. Its states say which ids can follow a text.
+one tokenizer. A state says which ids can follow a text.
 
-Where the form leaves one text, only the tokenizer's own tokens of it can follow. JSON is written as `json.dumps` does,
-with a space after commas and colons, unless the schema's `x-guidance` says otherwise. Knows no sampling.
+Where the form allows a single text, only the tokens into which the tokenizer splits it can follow. JSON is written as
+`json.dumps` does, with a space after commas and colons, unless the schema's `x-guidance` says otherwise. Knows no
+sampling.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 LAYOUT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_ONES = (
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # map names to schemas
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")  # hold lists of schemas
+_ONES = (  # hold one schema
     *("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "contentSchema"),
     *("unevaluatedItems", "unevaluatedProperties", "additionalItems"),
 )
-_KEYWORDS = (  # of JSON Schema, drafts 4 to 2020-12, and llguidance's own
+_KEYWORDS = (  # those of JSON Schema, drafts 4 to 2020-12, and llguidance's own
     *(*_MAPS, *_LISTS, *_ONES, "x-guidance", "type", "enum", "const", "required", "format", "pattern", "default"),
     *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems"),
     *("maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties", "title", "examples"),
@@ -44,35 +45,37 @@ _KEYWORDS = (  # of JSON Schema, drafts 4 to 2020-12, and llguidance's own
 
 
 def form_text(kind: str, value: str) -> str:
-    """Return the text of a form: of the file, where the value is not the form itself. UserError if there is none."""
+    """Return a form's text: a regex or a JSON object as given, else the content of the file `value`. UserError if it
+    cannot be read."""
     given = kind == "regex" or (kind == "json_schema" and value.lstrip().startswith("{"))
     return value if given else read_text(os.path.expanduser(value))
 
 
 def schema_of(text: str) -> Json:
-    """Return the JSON schema in a text. UsageError, with the place, for an unknown keyword, or a text that is none."""
+    """Return the JSON schema in a text. UsageError, with its JSON pointer, for an unknown keyword; UserError for a text
+    without a JSON object."""
     schema = object_in(text, "json_schema")
-    for place, part in _parts(schema):
+    for pointer, part in _parts(schema):
         for word in part.keys() - {*_KEYWORDS}:
-            raise UsageError(f"json_schema at {place or '/'}: unknown keyword {word}{did_you_mean(word, _KEYWORDS)}")
+            raise UsageError(f"json_schema at {pointer or '/'}: unknown keyword {word}{did_you_mean(word, _KEYWORDS)}")
     return schema
 
 
-def _parts(schema: Json, place: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield a schema and those in it, with their places as JSON pointers."""
-    yield place, schema
+def _parts(schema: Json, pointer: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield a schema and those in it, each after its JSON pointer."""
+    yield pointer, schema
     for word, value in schema.items():
         below: Any = value.items() if word in _MAPS and isinstance(value, dict) else ()
         below = enumerate(value) if word in _LISTS and isinstance(value, list) else below
         for name, part in [("", value)] if word in _ONES else below:
             if isinstance(part, dict):
-                yield from _parts(part, f"{place}/{word}/{name}".rstrip("/"))
+                yield from _parts(part, f"{pointer}/{word}/{name}".rstrip("/"))
 
 
 @lru_cache(maxsize=2)
 def vocabulary_of(tokenizer: HfTokenizer, size: int, ends: frozenset[int]) -> LLTokenizer:
-    """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer. Kept, as
-    it takes a second for large vocabularies. UserError for a tokenizer without tokenizer.json."""
+    """Return llguidance's view of a tokenizer for logits of `size` ids; `ends` are the ids that end an answer. Cached,
+    as it takes a second for large vocabularies. UserError for a tokenizer without tokenizer.json."""
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         raise UserError(
             f"a form for the answer needs a tokenizer with a tokenizer.json, not {type(tokenizer).__name__}"
@@ -82,7 +85,7 @@ def vocabulary_of(tokenizer: HfTokenizer, size: int, ends: frozenset[int]) -> LL
 
 @lru_cache(maxsize=8)
 def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
-    """Return the matcher of a form. UsageError, in one line with the place, for a broken one."""
+    """Return the matcher of a form. UsageError, in one line with the position, for a broken one."""
     schema = schema_of(text) if kind == "json_schema" else {}
     try:
         other = "" if kind == "json_schema" else grammar_from("regex" if kind == "regex" else "grammar", text)
@@ -95,15 +98,15 @@ def compiled(kind: str, text: str, vocabulary: LLTokenizer) -> LLMatcher:
 
 
 def _place(schema: Json, problem: str) -> str:
-    """Return where in a schema a problem is: at its smallest part that has it."""
+    """Return " at POINTER", which is the smallest part of a schema with this problem; "" if that is the whole."""
     known: Json = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-    whole = [(place, LLMatcher.grammar_from_json_schema({**known, **part})) for place, part in _parts(schema)]
-    wrong = [(len(grammar), place) for place, grammar in whole if LLMatcher.validate_grammar(grammar) == problem]
+    grammars = [(at, LLMatcher.grammar_from_json_schema({**known, **part})) for at, part in _parts(schema)]
+    wrong = [(len(grammar), at) for at, grammar in grammars if LLMatcher.validate_grammar(grammar) == problem]
     return f" at {min(wrong)[1]}" if wrong and min(wrong)[1] else ""
 
 
 def _line(problem: str) -> str:
-    """Return llguidance's words in one line, with the place."""
+    """Return llguidance's message in one line, with the position of the mistake."""
     if regex := re.search(r"regex parse error:\n    (.*)\n    ( *)\^+\n(?:.*\n)*?error: (.*)", problem):
         return f"{regex[3]} at character {len(regex[2]) + 1} of {regex[1]}"
     first = problem.splitlines()[0].removeprefix("Failed to convert the grammar from GBNF to Lark: ")
@@ -111,14 +114,14 @@ def _line(problem: str) -> str:
 
 
 def _check(matcher: LLMatcher) -> None:
-    """UserError where llguidance gave up: it would let anything follow."""
+    """Raise UserError if llguidance gave up: such a matcher would let every token follow."""
     if matcher.is_error():
         raise UserError(f"the form is too complex for this answer: {_line(matcher.get_error())}")
 
 
 class GrammarState:
-    """What a form lets follow one text (`FormState` of sampling/types.py), by a matcher that read it. Equal masks
-    [size] are kept once, in `masks`."""
+    """The tokens that a form allows after one text (a `FormState` of sampling/types.py). `matcher` has read the text;
+    equal masks [size] are kept once, in `masks`."""
 
     def __init__(
         self, matcher: LLMatcher, size: int, ends: Collection[int], masks: dict[object, Tensor] | None = None
@@ -128,7 +131,7 @@ class GrammarState:
 
     @cached_property
     def forced(self) -> int | None:
-        """The only token that can follow; None: several can."""
+        """The only token that can follow; None if several can."""
         ended = self._ends if self._matcher.is_stopped() and len(self._ends) == 1 else ()
         return next(iter(ended or self._matcher.compute_ff_tokens()), None)
 
@@ -146,7 +149,8 @@ class GrammarState:
         return self._masks[key]
 
     def after(self, token: int) -> GrammarState | None:
-        """Return the state of the text with one more token; None: it ends it, or cannot follow. UserError as above."""
+        """Return the state after one more token; None if it ends the answer or cannot follow. UserError as
+        `refused`."""
         if token not in self._after:
             matcher = self._matcher.deep_copy()
             fits = token not in self._ends and matcher.try_consume_tokens([token]) == 1

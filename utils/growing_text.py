@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 Decode = Callable[[list[int]], str]
 
-REPLACEMENT = "\ufffd"  # what decode() yields for bytes that are no character (yet)
-NO_TEXT = "∎"  # stands for a refused token without text: a stop or another special token
+REPLACEMENT = "\ufffd"  # decode() yields this for bytes that are no character (yet)
+NO_TEXT = "∎"  # stands for a token without text: a stop or another special token
 
 _CONTEXT = 8  # tokens before the newest ones that decode() sees as context
 _WINDOW = 24  # the window slides when it is longer than this
-_SPLIT = 3  # tokens of a character that is not complete, at most
-_WAITING = 12  # more waiting tokens than a character has bytes are garbage
+_SPLIT = 3  # most tokens of an incomplete character
+_WAITING = 12  # more tokens than this without text are no character: it has fewer bytes
 
 
 class Window:
@@ -34,7 +34,7 @@ class Window:
         return text[len(self._base) :] if text.startswith(self._base) else None
 
     def push(self, token: int) -> str:
-        """Commit a token; the text that is complete now (often "" inside a character)."""
+        """Commit a token and return the text that it completes (often "" inside a character)."""
         self._ids.append(token)
         if (new := self._beyond(self._decode(self._ids))) is None:
             # Decoding the longer run changed the returned text, perhaps only until the character is complete.
@@ -67,7 +67,7 @@ class Window:
     def _complete(self, ids: list[int]) -> str:
         """Return the text of `ids` without an incomplete character at their end."""
         whole = self._decode(ids) if ids else ""
-        if not whole.endswith(REPLACEMENT):  # a session log has only the texts that were decoded
+        if not whole.endswith(REPLACEMENT):  # decode no prefix needlessly: a session log lacks it
             return whole
         texts = [whole, *(self._decode(ids[:end]) for end in range(max(1, len(ids) - _SPLIT), len(ids)))]
         return max((text.rstrip(REPLACEMENT) for text in texts), key=len)

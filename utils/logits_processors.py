@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOTTEST = 1 / COLDEST
-MANY = 4096  # ids; of more only those are looked at that filters can leave
+MANY = 4096  # in a larger vocabulary only the ids that filters can keep are computed
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
 
@@ -113,15 +113,15 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     """Keep an id of probs [..., V] iff the mass of all ids before it is below top_p, the most probable and the first of
     equal ones first.
 
-    Only values are sorted: they tell the least one that is kept, and how many of those equal to it are.
+    Only values are sorted, without ids: they give the least one that is kept, and how many equal to it are kept.
     """
-    waits, values = probs.device.type != "cpu", _descending(probs)
+    on_device, values = probs.device.type != "cpu", _descending(probs)
     before = values.cumsum(dim=-1).sub_(values)
     count = (before < max(top_p, COLDEST)).sum(dim=-1, keepdim=True)
     least = values.gather(-1, count - 1)
     kept = probs >= least
     spare = kept.sum(dim=-1, keepdim=True) - count
-    if waits or bool((spare > 0).any()):
+    if on_device or bool((spare > 0).any()):
         equal = probs == least
         kept &= ~equal | (equal.cumsum(dim=-1) <= equal.sum(dim=-1, keepdim=True) - spare)
     return _normalised(probs.masked_fill(~kept, 0.0))
@@ -161,7 +161,7 @@ def _descending(values: Tensor) -> Tensor:
 
 def _tops(scores: Tensor) -> Tensor:
     top = scores.amax(dim=-1, keepdim=True)
-    if scores.device.type == "cpu":  # elsewhere the host would wait: who reads the numbers there checks them
+    if scores.device.type == "cpu":  # on other devices the host would wait: the caller checks numbers that it reads
         check_finite(top)
     return top
 
@@ -281,9 +281,9 @@ class LogitsProcessor:
         top_p: keep the smallest set of most probable ids whose mass reaches top_p, 1 = all.
         min_p: drop ids less probable than min_p × the most probable one, 0 = none.
         repetition_penalty: above 1, ids of the prefix become less probable, 1 = off (utils/logits_processors.py).
-        no_repeat_ngram: n-grams of this length that the prefix holds are not said again, 0 = off.
-        presence_penalty: taken from the scores of ids of the prefix, 0 = off.
-        frequency_penalty: taken from them once for each time, 0 = off.
+        no_repeat_ngram: n-grams of this length that the prefix holds are not repeated, 0 = off.
+        presence_penalty: subtracted from the scores of ids of the prefix, 0 = off.
+        frequency_penalty: subtracted from them once for each occurrence, 0 = off.
         penalty_window: the number of last tokens that the three penalties see, 0 = all.
         typical_p: keep the ids whose surprise is nearest to the entropy, with this mass; 1 = all.
         logit_bias: added to the scores of ids before everything else.
@@ -340,8 +340,8 @@ class LogitsProcessor:
     def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
         """Logits [..., V] → probabilities [..., V]. LogitsError for NaN, +inf, or a row of nothing but -inf.
 
-        `prefixes`: the tokens before each distribution, flattened over the leading dimensions; looked at only where
-        `needs_prefixes` says so, and then one for each of them is needed (ValueError).
+        `prefixes`: the tokens before each distribution, flattened over the leading dimensions; used only if
+        `needs_prefixes`, and then each distribution needs one (else ValueError).
         """
         return self.shaped(self.biased(logits), prefixes)
 
@@ -370,14 +370,14 @@ class LogitsProcessor:
             top = _tops(scores)
         if self.greedy:
             return scores.new_zeros(scores.shape).scatter_(-1, scores.argmax(dim=-1, keepdim=True), 1.0)
-        cuts, hot = self.top_k or self.top_p < 1 or self.min_p, self.temperature > HOTTEST
-        if cuts and not hot and scores.device.type == "cpu" and scores.shape[-1] > MANY:
+        filters, hot = self.top_k or self.top_p < 1 or self.min_p, self.temperature > HOTTEST
+        if filters and not hot and scores.device.type == "cpu" and scores.shape[-1] > MANY:
             import torch
 
             return torch.stack(
                 [self._of_candidates(*row) for row in zip(scores.view(-1, scores.shape[-1]), top.view(-1), strict=True)]
             ).view(scores.shape)
-        for rule, value in rules:  # a temperature changes no order; a high one would hide it
+        for rule, value in rules:  # before the temperature, which keeps the order; a high one rounds differences away
             scores = rule.on_scores(scores, value) if rule.on_scores else scores
         if hot:
             probs = _normalised((scores > -math.inf).to(scores))
@@ -388,7 +388,7 @@ class LogitsProcessor:
         return probs
 
     def _of_candidates(self, scores: Tensor, top: Tensor) -> Tensor:
-        """Return the distribution of scores [V], worked out over the ids that the filters can leave: few of many."""
+        """Return the distribution of scores [V], computed over the few ids that the filters can keep."""
         if 0 < self.top_k < len(scores):
             index = (scores >= scores.topk(self.top_k).values[-1]).nonzero()[:, 0]
             probs = ((scores[index] - top) / self.temperature).softmax(dim=-1)
@@ -403,7 +403,7 @@ class LogitsProcessor:
         return scores.new_zeros(scores.shape).index_copy_(0, index, probs)
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
-        """Return the scores [..., V] after the rules about their prefixes, one for each row: else ValueError."""
+        """Return scores [..., V] after the rules that read prefixes. ValueError unless each row has a prefix."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):

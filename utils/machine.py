@@ -13,7 +13,7 @@ from typing import Any
 from utils.objects import Json
 from utils.processes import this_process
 
-_TRIM, _MAPPED = -1, -3  # what mallopt(3) calls them
+_TRIM, _MAPPED = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 
 
 def machine(loaded: Any) -> Json:

@@ -1,4 +1,4 @@
-"""Text that a tokenizer would take for control tokens, made ordinary: what somebody wrote is text, not control.
+"""Keeps the tokenizer from reading control tokens in the text that a user wrote.
 
 A :data:`CUT` stands inside each marker of such a text, and :func:`ids_in_parts` tokenises the parts between the cuts
 one by one, so no part holds a marker. Text without markers is left alone, and so are its ids. Knows no chats.
@@ -12,7 +12,7 @@ from utils.objects import HfTokenizer
 
 CUT = "\ufdd0"  # a noncharacter of Unicode, reserved for programs' own use
 _BRACKETS = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
-_HALF = 2  # characters that a part of a marker has at least
+_HALF = 2  # least characters of a part of a marker
 
 
 class Markers:
@@ -22,7 +22,7 @@ class Markers:
         added = getattr(tokenizer, "added_tokens_decoder", {}).values()
         special = {token.content for token in added if token.special and token.content.strip()}
         brackets = set(_BRACKETS.findall(template)) - special
-        self.written = tuple(token.content for token in added if token.content in brackets)  # answers may have them
+        self.written = tuple(token.content for token in added if token.content in brackets)  # answers may contain these
         self.words = sorted((*special, *self.written), key=len, reverse=True)
 
     def found(self, text: str) -> list[str]:
@@ -56,8 +56,8 @@ def ids_in_parts(text: str, encode: Callable[[str], list[int]], first: Callable[
 
 
 def continued_ids(text: str, encode: Callable[[str], list[int]]) -> list[int]:
-    """Return the ids of the rest of a text: as it is tokenised after an anchor."""
-    for anchor in ("\n", ".", "a"):  # of which one stays a separate token before any other text
+    """Return the ids of a text that continues another: those that it has after an anchor."""
+    for anchor in ("\n", ".", "a"):  # one of these stays a separate token before any text
         alone, both = encode(anchor), encode(anchor + text)
         if alone and both[: len(alone)] == alone:
             return both[len(alone) :]
@@ -65,7 +65,7 @@ def continued_ids(text: str, encode: Callable[[str], list[int]]) -> list[int]:
 
 
 def without(text: str, count: int) -> str:
-    """Return a text after its first `count` characters, among which cuts do not count."""
+    """Return a text after its first `count` characters; cuts are not counted."""
     at = 0
     while count or text[at : at + 1] == CUT:
         count -= text[at] != CUT

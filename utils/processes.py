@@ -1,9 +1,10 @@
-"""Several processes that share a target under torchrun: this process's rank, and the first one's decisions on all.
+"""Several processes that share a target under torchrun: the rank of this one, and the decisions of the first.
 
 Every process runs the same program; transformers splits the target's layers (its tensor-parallel plan). The first
-process drafts and chooses, and :func:`broadcast` gives that to the others through torchrun's store, which waits as long
-as the first one drafts. Passes meet in torch.distributed. When a process dies torchrun ends the others on its machine;
-on other machines their pass fails after :data:`PASS_TIMEOUT` at the latest. Knows no models and prints nothing.
+process drafts and chooses, and :func:`broadcast` sends its choice to the others through torchrun's store, which waits
+while the first one drafts. The parts of a pass are joined by torch.distributed. When a process dies torchrun ends the
+others on its machine; on other machines their pass fails after :data:`PASS_TIMEOUT` at the latest. Knows no models and
+prints nothing.
 """
 
 import functools
@@ -59,7 +60,7 @@ def broadcast(value: T) -> T:
     number = next(_messages)
     if is_first_process():
         _store().set(f"said/{number}", pickle.dumps(value))
-        _store().delete_key(f"said/{number - 64}")  # all have read it: passes lie between
+        _store().delete_key(f"said/{number - 64}")  # all have read it: each pass since then waited for all
         return value
     return pickle.loads(_store().get(f"said/{number}"))  # type: ignore[no-any-return]
 
@@ -84,21 +85,21 @@ def _store() -> Any:
 
 
 def join(device: str) -> str:
-    """Join the process group; the device of this process: a GPU each, or the CPU.
+    """Join the process group and return this process's device: its own GPU, or the CPU.
 
     UsageError for a device that several processes cannot share.
     """
     import torch
 
     have = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    here = this_process().local_world_size
+    local = this_process().local_world_size
     raise_first(
         {
             f"device must be auto, cpu or cuda where processes share a target, got '{device}'": (
                 device not in ("auto", "cpu", "cuda") or (device == "cuda" and not have)
             ),
-            f"{here} processes on a machine with {have} GPUs: one GPU each, or --device cpu": (
-                device != "cpu" and 0 < have < here
+            f"{local} processes on a machine with {have} GPUs: one GPU each, or --device cpu": (
+                device != "cpu" and 0 < have < local
             ),
         }
     )
@@ -106,7 +107,7 @@ def join(device: str) -> str:
     if not torch.distributed.is_initialized():
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if not os.environ.get("OMP_NUM_THREADS"):
-            torch.set_num_threads(max(1, cores // here))
+            torch.set_num_threads(max(1, cores // local))
         torch.distributed.init_process_group(
             "gloo" if own == "cpu" else "cpu:gloo,cuda:nccl",
             store=_store(),

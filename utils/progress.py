@@ -68,10 +68,10 @@ def run_child(
     on_tick: Callable[[], None],
     on_line: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, str]:
-    """Run `command` until it ends; (exit status, its stderr).
+    """Run `command` until it ends; return its exit status and its stderr.
 
-    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s: on any
-    exception of it the process is killed. It has a separate session, so a Ctrl-C in the terminal does not reach it.
+    `on_line` gets each line of its stdout (from another thread), `on_tick` is called at once and every 0.1 s; if it
+    raises, the process is killed. The process has a separate session, so a Ctrl-C in the terminal does not reach it.
     """
     process = subprocess.Popen(
         list(command),

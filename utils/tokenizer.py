@@ -26,7 +26,7 @@ _WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length", BOS_BEFORE_
 _BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
 PIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SAMPLE = "The river is long. Hello, world! 12"
-_LARGEST = 100_000  # ids; transformers mends some larger vocabularies
+_LARGEST = 100_000  # ids; transformers corrects some larger vocabularies
 
 
 class Encoded(Json):
@@ -54,7 +54,7 @@ class FileTokenizer:
 
     @functools.cached_property
     def whole(self) -> HfTokenizer:
-        """transformers' own."""
+        """transformers' tokenizer of the same folder."""
         return self._load()
 
     def __getattr__(self, name: str) -> Any:
@@ -144,7 +144,7 @@ def file_tokenizer(folder: Path, load: Callable[[], HfTokenizer]) -> FileTokeniz
 
 
 def first_ids(tokenizer: HfTokenizer, text: str) -> list[int]:
-    """Return the ids of a text that nothing precedes, with the tokenizer's own beginning but never two of it."""
+    """Return the ids of a text that begins a sequence; of two BOS tokens at its beginning one is removed."""
     ids, bos = list(tokenizer(text)["input_ids"]), getattr(tokenizer, "bos_token_id", None)
     return ids[1:] if bos is not None and ids[:2] == [bos, bos] else ids
 

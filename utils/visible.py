@@ -1,7 +1,7 @@
-"""The one escape that text of others goes through before a terminal or a text file: answers, errors, names, titles.
+"""Escapes answers, errors, names and titles before they reach a terminal or a text file.
 
-Controls and what turns the direction of a line are shown, not obeyed. A pipe and JSON get the text as it is. Knows no
-screen.
+Control characters and direction marks are shown, so that the terminal does not obey them. A pipe and JSON get the text
+as it is. Knows no screen.
 """
 
 import sys
@@ -20,7 +20,7 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def _table(ascii_only: bool) -> dict[int, str]:
-    """Return the pictures of the characters that a terminal would obey, or that are not seen."""
+    """Return the replacements of the characters that a terminal would obey, or that are not seen."""
     table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _DIRECTIONS}
     table |= dict.fromkeys(_UNSEEN, "") | dict.fromkeys((0xA0, 0x2028, 0x2029), " ")
     table |= dict.fromkeys(_SURROGATES, "?" if ascii_only else "\ufffd")

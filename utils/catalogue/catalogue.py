@@ -328,8 +328,8 @@ def ships_mtp(folder: str | Path) -> bool:
 
 def _kind_by_weights(folder: Path) -> str | None:
     """Return the kind of published draft head in `folder`, by the names of its weights."""
-    found = (kind for names in _weight_names(folder) for kind, name in _KIND_BY_WEIGHT.items() if name.search(names))
-    return next(found, None)
+    kinds = (kind for names in _weight_names(folder) for kind, name in _KIND_BY_WEIGHT.items() if name.search(names))
+    return next(kinds, None)
 
 
 def _weight_names(folder: Path) -> Iterator[bytes]:

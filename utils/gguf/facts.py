@@ -1,7 +1,7 @@
-"""A GGUF file's metadata beside the sizes → the model's configuration, by llama.cpp's rules.
+"""A GGUF file's metadata → the model's configuration, by llama.cpp's rules.
 
-transformers reads sizes and weights. This file reads positions, windows and soft caps, and refuses
-a file with keys of its architecture that neither knows, since it would silently be another model.
+transformers reads sizes and weights. This module reads positions, windows and soft caps, and refuses
+a file with keys of its architecture that neither knows: without them it would silently be another model.
 """
 
 import math
@@ -11,7 +11,7 @@ from utils.errors import UserError
 from utils.gguf.header import TOKENS, GgufHeader
 from utils.objects import HfConfig, Json
 
-_PLAIN_BASE = 10000.0  # of rotary frequencies where the file names none
+_PLAIN_BASE = 10000.0  # base of rotary frequencies if the file names none
 
 _ATTRIBUTES = {  # a key → attributes of the configuration; a family has one of them, or none
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -25,7 +25,7 @@ _ATTRIBUTES = {  # a key → attributes of the configuration; a family has one o
     "attention.layer_norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps"),
 }
 
-_READ = {  # keys that this file reads, that transformers gets from the tensors, or without effect on a pass
+_READ = {  # keys that this module reads, that transformers gets from the tensors, or without effect on a pass
     *("context_length", "block_count", "embedding_length", "feed_forward_length", "vocab_size", "tensor_data_layout"),
     *(
         "attention.head_count_kv",
@@ -53,8 +53,8 @@ _NEUTRAL = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0, "atte
 def check_said(header: GgufHeader, name: str) -> None:
     """Raise UserError if the file `name` lacks a key for which transformers would fill in another model's value."""
     family, needed = header.architecture, {key for key, known in _mapped(header).items() if known} - _OPTIONAL
-    # Files from before the key of the base was written are Llama's, whose vocabulary is sentencepiece; those of the
-    # other families never have it.
+    # A Llama file with a sentencepiece vocabulary may be older than the key rope.freq_base; files of the three other
+    # families never have it.
     early = family == "llama" and header.metadata.get("tokenizer.ggml.model") == "llama"
     needed |= {"expert_used_count"} if header.get("expert_count") else set()
     needed -= {"attention.layer_norm_rms_epsilon"} if header.get("attention.layer_norm_epsilon") is not None else set()
@@ -88,16 +88,16 @@ def teach_families() -> None:
         *("full_attention_interval", "rope.dimension_sections", "nextn_predict_layers"),
         *(f"ssm.{name}" for name in ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")),
     )
-    # Their configurations transformers makes without this table.
+    # transformers makes their configurations without this table.
     table |= dict.fromkeys(("qwen35", "qwen35moe"), plain | dict.fromkeys(delta, ""))
-    # Their queries and keys lie as Llama's.
+    # Their files permute the rows of queries and keys as Llama's do.
     reader.TENSOR_PROCESSORS.update(dict.fromkeys(("granite", "smollm3"), reader.TENSOR_PROCESSORS["llama"]))
 
 
 def complete(config: HfConfig, header: GgufHeader) -> None:
     """Complete a transformers configuration from the file; UserError, in one line, for a key that it cannot express."""
     attributes = {key for key, names in _ATTRIBUTES.items() if any(hasattr(config, name) for name in names)}
-    # Families whose windowed layers are those of transformers:
+    # Families whose windowed layers are the same in transformers:
     windows = {"attention.sliding_window"} if header.architecture in ("gemma2", "gemma3", "phi3") else set()
     check_known(header, {key for key, name in _mapped(header).items() if name is not None} | attributes | windows)
     heads = getattr(config, "num_attention_heads", None)
@@ -105,7 +105,7 @@ def complete(config: HfConfig, header: GgufHeader) -> None:
         name = next((name for name in names if hasattr(config, name)), None)
         if name is not None and (value := header.get(key)) is not None:
             setattr(config, name, value)
-    if config.model_type in ("phi3", "mistral"):  # their default is no file's
+    if config.model_type in ("phi3", "mistral"):  # transformers' default is not the file's
         config.sliding_window = header.get("attention.sliding_window") or None
     if not heads or not getattr(config, "rope_parameters", None):
         return
@@ -113,7 +113,7 @@ def complete(config: HfConfig, header: GgufHeader) -> None:
     for key in ("attention.key_length", "attention.value_length"):
         if header.get(key, size) != size:
             raise UserError(f"{header.architecture}.{key} is {header.get(key)}, where its heads have {size}")
-    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp recognises the largest of each family by its layers
+    if hasattr(config, "query_pre_attn_scalar"):  # llama.cpp recognises the largest of a family by its layer count
         large = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(header.architecture)
         config.query_pre_attn_scalar = config.hidden_size // heads if large else size
     _set_rope(config, header, size)
@@ -129,7 +129,7 @@ def _mapped(header: GgufHeader) -> Mapping[str, str | None]:
 
 
 def check_known(header: GgufHeader, known: Collection[str]) -> None:
-    """Raise UserError for a key of the architecture that has an effect, and is neither `known` nor known of all."""
+    """Raise UserError for a key of the architecture that has an effect, and is neither in `known` nor in `_READ`."""
     prefix = f"{header.architecture}."
     unknown = [
         f"{key} = {value}"
@@ -145,7 +145,7 @@ def check_known(header: GgufHeader, known: Collection[str]) -> None:
 
 
 def _set_rope(config: HfConfig, header: GgufHeader, size: int) -> None:
-    """Set the rotary positions. A family that turns part of a head names the part in its configuration; layers with a
+    """Set the rotary positions. A family that rotates part of a head names the part in its configuration; layers with a
     window have a separate base."""
     rope = config.rope_parameters
     factors = header.factors()

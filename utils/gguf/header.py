@@ -1,7 +1,7 @@
 """A GGUF file's header: its metadata and the table of its tensors, over all parts of a split file; and their names.
 
-Refuses by name a file that ends too early, a missing part, and tensors at other places than the format says. Reads a
-tensor only in :meth:`TensorInfo.read`.
+Refuses by name a file that ends too early, a missing part, and tensors at other offsets than the format demands. Reads
+a tensor only in :meth:`TensorInfo.read`.
 """
 
 import functools
@@ -20,10 +20,10 @@ from utils.errors import UserError, holding, raise_first
 from utils.families import UnfitError
 from utils.objects import Json
 
-_ALIGNMENT = 32  # of a file that names none
+_ALIGNMENT = 32  # bytes; the alignment of a file that names none
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _ARRAY, _SIZE = 8, 9, struct.Struct("<Q")
-UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no architectures of llama.cpp: dflash and dspark come before
+UNDEFINED = (*HEAD_KINDS, "pard", "pard2", "medusa")  # no files of llama.cpp; `head` handles dflash and dspark before
 TOKENS = "tokenizer.ggml.tokens"
 _NO_PARAMETERS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 
@@ -39,11 +39,11 @@ class TensorInfo(NamedTuple):
     size: int
 
     def read(self) -> np.ndarray:
-        """Its bytes, uint8 [size], copied: a mapped file would count as resident."""
+        """Return the tensor's bytes, uint8 [size], copied: a mapped file would count as resident memory."""
         return np.fromfile(self.file, np.uint8, self.size, offset=self.start)
 
     def floats(self) -> np.ndarray:
-        """Its numbers, float32 of its shape."""
+        """Return the tensor's numbers, float32 in its shape."""
         return dequantized(self.read(), self.kind).reshape(self.shape)
 
 
@@ -75,7 +75,7 @@ class GgufHeader(NamedTuple):
         "" for a model, with layers for multi-token prediction or without. UserError for a kind that has no such file.
         """
         names = {tensor.name for tensor in self.tensors}
-        if self.architecture in ("dflash", "dspark"):  # builds before DSpark joined DFlash have its own name
+        if self.architecture in ("dflash", "dspark"):  # older builds write dspark, newer ones dflash for both
             return holding(
                 {
                     "dspark": "markov_w1.weight" in names,
@@ -102,7 +102,7 @@ class GgufHeader(NamedTuple):
 
     @property
     def parameters(self) -> list[TensorInfo]:
-        """The tensors but those that the configuration holds."""
+        """The tensors without those whose numbers go into the configuration."""
         return [tensor for tensor in self.tensors if not _NO_PARAMETERS.fullmatch(tensor.name)]
 
 
@@ -128,7 +128,7 @@ def read_header(file: Path) -> GgufHeader:
 
 
 def _header_of(file: Path) -> tuple[Json, tuple[TensorInfo, ...]]:
-    """Metadata and tensors of one file."""
+    """Return metadata and tensors of one file."""
     raise_first(
         {
             f"no GGUF file {file}": not file.is_file(),
@@ -156,7 +156,7 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInf
 
 
 def _tables(data: mmap.mmap) -> tuple[Json, list[tuple[str, tuple[int, ...], int, int]], int]:
-    """Metadata; name, shape, type and offset of each tensor; where the header ends."""
+    """Return the metadata; name, shape, type and offset of each tensor; and the offset at which the header ends."""
     data.seek(4)
     version, tensors, values = _numbers(data, "IQQ")
     if version not in (2, 3):
@@ -208,7 +208,7 @@ def _value(data: mmap.mmap, kind: int, keep: bool = False) -> Any:
 def _tensors(
     file: Path, size: int, alignment: int, table: list[tuple[str, tuple[int, ...], int, int]], end: int
 ) -> tuple[TensorInfo, ...]:
-    """Return the table's tensors at the places of the format: one after another, each aligned, and nothing after the
+    """Return the table's tensors. UserError unless they lie one after another, each aligned, with nothing after the
     last.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -280,7 +280,7 @@ def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:
 # -- the names of tensors and of transformers' modules -------------------------------------------------------
 
 TABLE, HEAD = "model.embed_tokens", "lm_head"
-ARCHITECTURES = {  # of files that the compiled pass reads → the configuration's model_type
+ARCHITECTURES = {  # architectures of files that the compiled pass reads → the configuration's model_type
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma2", "granite", "olmo2", "smollm3", "olmoe")},
     **{"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gemma3": "gemma3_text"},
 }

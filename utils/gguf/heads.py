@@ -3,11 +3,12 @@
 Architectures, keys and names are those of llama.cpp's converter (conversion/llama.py and conversion/qwen.py, the tables
 of gguf-py/gguf/constants.py, src/models/eagle3.cpp and dflash.cpp; the release that llama-cpp-python 0.3.36 ships):
 
-* `eagle3`: `target_layers` (`extract_layers` in older files) number layers whose input is read. Queries and keys lie as
-  Llama's do, rows that turn together beside each other.
-* `dflash`, which DSpark and DFlash2 share: `target_layers` number inputs too, one more than z-lab's outputs. A file
-  with `markov_w1` is DSpark's, one with `selector_hidden` DFlash2's. Older files of DSpark's are called `dspark`.
-* `d2t` holds the target's ids themselves.
+* `eagle3`: `target_layers` (`extract_layers` in older files) number the layers whose input the head reads. The rows
+  of queries and keys are permuted as in Llama's files: two that are rotated together are adjacent.
+* `dflash`, which DSpark and DFlash2 share: `target_layers` number inputs too: each is one more than the number of
+  the output in z-lab's format. A file with `markov_w1` is DSpark's, one with `selector_hidden` DFlash2's. Older files
+  of DSpark's are called `dspark`.
+* `d2t` holds the target's ids, not their distances from the draft ids.
 * `gemma4-assistant` becomes a folder of transformers', with floats.
 
 A matrix keeps its bits: it is stored as the rows of the file, uint8 [rows, bytes], under its name and type, such as
@@ -104,7 +105,7 @@ def _shared(header: GgufHeader) -> Any:
 
 
 def _published(name: str, architecture: str, file: str) -> str:
-    """Return the published name of a tensor; the codebooks and kernels of DFlash2 are no `weight`."""
+    """Return the published name of a tensor; those of DFlash2's codebooks and kernels do not end in `weight`."""
     part = "bias" if name.endswith(".bias") else "weight"
     layer, own = "", name.removesuffix(f".{part}")
     if own.startswith("blk."):
@@ -121,8 +122,8 @@ def _published(name: str, architecture: str, file: str) -> str:
 def stored(name: str, info: TensorInfo, permuted: int = 0, order: np.ndarray | None = None) -> tuple[str, Tensor]:
     """Return a tensor of a file as a folder has it: floats, or a matrix's rows [N, bytes] under a name with its type.
 
-    `permuted`: the heads of a map whose rows llama.cpp permuted, put back into transformers' order. `order`: of
-    the rows.
+    `permuted`: the number of heads of a matrix whose rows llama.cpp permuted, which are put back into transformers'
+    order; 0: it permuted none. `order`: the new order of the rows.
     """
     kept = info.kind in {*TYPES} - {*FLOATS} and len(info.shape) == 2 and name.endswith(".weight")
     rows = info.read().reshape(info.shape[0], -1) if kept else info.floats()

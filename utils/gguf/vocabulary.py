@@ -75,7 +75,7 @@ def _typed(header: GgufHeader) -> tuple[list[str], list[int], set[int]]:
     names = {tokens[end] for end in ends if end < len(tokens)}
     several = names & {"<|return|>", "<|flush|>"} and names & {"<|call|>", "<|calls|>"}
     inside = holding({"<|end|>": several, "</s>": names & {"<|tool_response>", "<|plamo:eos|>"}})
-    for token in names.intersection(inside):  # <|end|> ends one of several messages
+    for token in names.intersection(inside):  # <|end|> ends a message, of which an answer has several
         ends.discard(ids[token])
         types[ids[token]] = _USER if token == "<|end|>" else _NORMAL
     for token in _VISIBLE_CONTROLS & ids.keys():
@@ -129,7 +129,7 @@ def tokenizer_of(file: Path, header: GgufHeader, context: int) -> HfTokenizer:
         model_max_length=context,
         **roles,
     )
-    for key in ("add_bos_token", "add_eos_token"):  # the file of the tokenizer says both
+    for key in ("add_bos_token", "add_eos_token"):  # tokenizer.json has both
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.init_kwargs[BOS_BEFORE_CHAT] = begins and "bos_token" in roles
     return tokenizer

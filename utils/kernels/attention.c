@@ -1,5 +1,6 @@
-/* softmax(queries · keys) · values. Sums over slots run in the slots' order for every query by itself, so a row's result
-   depends on what it sees alone. Queries that see the same slots, of several rows too, share one reading of them. */
+/* softmax(queries · keys) · values. Sums over slots run in the slots' order for every query by itself, so a row's
+   result depends on what it sees alone. Queries that see the same slots, of several rows too, share one reading of
+   them. */
 #include "internal.h"
 
 #if defined(__AVX512F__)
@@ -12,7 +13,7 @@ enum { QUERIES = 4 };
 static const float HIDDEN = -1e30f; /* the score of an absent slot */
 enum { CHUNK = 64, MOST_QUERIES = 64 }; /* slots that stay in the first cache for all queries of a tile */
 
-/* The queries of a tile, [row][head], and what they work in. */
+/* The queries of a tile, [row][head], and their working memory. */
 typedef struct {
     const Pass *p;
     const float *queries[TILE];
@@ -21,7 +22,7 @@ typedef struct {
     int64_t group, size;
 } Tiles;
 
-/* How many sixteens of a query's sums the registers hold beside those of `count` queries. */
+/* How many vectors of 16 sums the registers hold for each query when `count` queries are computed at once. */
 INLINE int beside_of(int count) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     return count <= 2 ? 4 : count == 3 ? 2 : 1;
@@ -34,7 +35,7 @@ INLINE Reals number16(const uint8_t *at, int64_t index, int half) {
     return half ? load_half((const _Float16 *)at + index) : load((const float *)at + index);
 }
 
-/* Scores of `count` queries for `beside` blocks of 16 slots at once; what comes a chunk later is fetched. */
+/* Scores of `count` queries for `beside` blocks of 16 slots at once; keys are prefetched a chunk ahead. */
 INLINE void score_blocks(int count, int beside, int half, const uint8_t *keys, const float *const *queries,
                          float *const *scores, int64_t slot, int64_t size) {
     Reals sums[QUERIES][4] = {{{0}}};
@@ -112,7 +113,8 @@ INLINE void mix_some(int count, int half, const uint8_t *values, float *const *w
     CASE(4, function, __VA_ARGS__)
 #endif
 
-/* Of queries `first` to `last` of the tile: `keys` is the first block's, `slot` its first slot's place in the scores. */
+/* Scores of queries `first` to `last` of the tile. `keys`: the first block; `slot`: the index of its first slot's
+   score. */
 static void score(const Tiles *t, int64_t first, int64_t last, const uint8_t *keys, int64_t slot, int64_t blocks) {
     for (; first < last; first += QUERIES) {
         const float *queries[QUERIES];
@@ -138,8 +140,8 @@ static void mix(const Tiles *t, int64_t first, int64_t last, const uint8_t *valu
     }
 }
 
-/* e to the power of each score less the largest, in place, the first `hidden` and the last block's rest being unseen;
-   1 / their sum. There is room for 15 more. */
+/* Replace each score by e^(score - largest) and return 1 / their sum. The first `hidden` scores, and the rest of the
+   last block of 16, count as unseen; there is room for the whole block. */
 float softmax(float *scores, int64_t hidden, int64_t count, float cap) {
     if (cap > 0)
         for (int64_t at = 0; at < count; at += WIDTH)
@@ -164,7 +166,8 @@ static int64_t begin_of(const Row *row, int64_t window) {
     return begin < row->seen ? begin : row->seen;
 }
 
-/* Slots [from, to) of those that every row of the tile sees, weights in the scores from `zero` on. */
+/* Add up the values of contiguous slots. Slots [from, to), which every row of the tile sees, are read once for all
+   rows; the weight of slot `zero` is the first of the scores. */
 static void mix_tile(const Tiles *t, const Row *row, int64_t rows, const int64_t *begin, const uint8_t *values,
                      int64_t slot_bytes, int64_t zero) {
     int64_t from = begin[0], to = row[0].seen, most = 0;
@@ -188,7 +191,8 @@ static void mix_tile(const Tiles *t, const Row *row, int64_t rows, const int64_t
             mix(t, r * t->group, (r + 1) * t->group, values + to * slot_bytes, to - zero, row[r].seen - to);
 }
 
-/* The scores of the slots that a row sees after its first ones, stored after theirs; their number. */
+/* Store the scores of the slots in a row's list `more`, without the `skipped` first, from index `place` on; return
+   their number. */
 static int64_t score_more(const Tiles *t, const Row *row, int64_t r, int64_t skipped, const uint8_t *keys,
                           int64_t slot_bytes, int64_t place, float *spare) {
     const int64_t line = t->p->scores_row;
@@ -203,7 +207,7 @@ static int64_t score_more(const Tiles *t, const Row *row, int64_t r, int64_t ski
     return row->count - skipped;
 }
 
-/* One head of keys for rows of one sequence. */
+/* Attention of one key/value head for rows of one sequence. */
 static void attend(const Tiles *t, const Row *row, int64_t rows, int64_t window, const uint8_t *keys,
                    const uint8_t *values, float *inverse) {
     const int64_t slot_bytes = t->size * (t->p->half ? 2 : 4), queries = rows * t->group, line = t->p->scores_row;
@@ -239,7 +243,7 @@ static void attend(const Tiles *t, const Row *row, int64_t rows, int64_t window,
     }
 }
 
-/* `group` queries, from the head's `first` on, of each of these rows; the results as what enters `o`. */
+/* `group` queries, from the head's `first` on, of each of these rows; the results are the input of `o`. */
 static void attend_some(const Pass *p, int64_t index, int64_t head, int64_t first, int64_t group, int64_t start,
                         int64_t rows, const Member *member) {
     const int64_t every = p->heads + 2 * p->shared, groups = p->heads * p->size / GROUP;
@@ -259,7 +263,7 @@ static void attend_some(const Pass *p, int64_t index, int64_t head, int64_t firs
         }
 }
 
-/* Units are (head of keys, row), rows of one sequence in tiles; where these are few, single queries. */
+/* Units are (key head, row), rows of one sequence in tiles; where there are few of these, units are single queries. */
 void attention(const Pass *p, int64_t index, Member *member) {
     const int64_t group = p->heads / p->shared, few = p->shared * p->rows % member->threads;
     const int64_t split = few && p->rows < TILE ? group : 1;

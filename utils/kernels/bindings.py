@@ -40,19 +40,19 @@ WALKED = 16  # logits that a walk reads at a time
 HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
 MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
-CALM = 16  # runs without trouble after which trouble counts as new
+CALM = 16  # runs without excess sleep after which the pause is the shortest again
 
 _one_at_a_time = threading.Lock()
-_libraries: list[ctypes.CDLL] = []  # the one that is loaded, if it is
+_libraries: list[ctypes.CDLL] = []  # the library, once it is loaded
 
 
 def at_hand() -> bool:
-    """Whether the kernels are loaded. Uses that save little time do not compile them."""
+    """Return whether the kernels are loaded. Callers to whom they save little time do not compile them."""
     return bool(_libraries)
 
 
 def kernels() -> ctypes.CDLL:
-    """The loaded library, compiled if it must be. ValueError if there is none (`build.why_not`)."""
+    """Return the library, loaded and if need be compiled. ValueError if there is none (`build.why_not`)."""
     if not _libraries and not load():
         raise ValueError(build.why_not())
     return _libraries[0]
@@ -63,8 +63,8 @@ def load(
     report: Callable[[], None] = lambda: None,
     waits: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Load the kernels; whether that succeeded. The compiled library is kept in `folder`; `report` is called before it
-    is compiled, `waits` where another process does that."""
+    """Load the kernels and return whether that succeeded. The compiled library is kept in `folder`; `report` is called
+    before it is compiled, `waits` while another process compiles it."""
     with _one_at_a_time:
         row = build.instruction_set()
         if not _libraries and row is not None:
@@ -85,16 +85,16 @@ def load(
 class Pace:
     """The number of threads of the next run, from how long the threads of earlier runs slept at barriers.
 
-    A terminal that draws takes a core for some milliseconds now and then: a team loses less by that than one thread
-    does all the time. Once the sleep exceeds its share by MOST_LOST, one thread runs for a while, longer each time that
-    a new try fails.
+    A terminal that draws takes a core for some milliseconds now and then: even so a team is faster than one thread.
+    Once the sleep exceeds its share by MOST_LOST, one thread runs for a while, longer each time that the team fails
+    again.
     """
 
     def __init__(self) -> None:
         self.lost, self.calm, self.pause, self.until = 0.0, 0, SHORTEST, 0.0
 
     def threads(self, team: int, now: float) -> int:
-        """The threads of a run that begins at `now`, in seconds."""
+        """Return the number of threads of a run that begins at `now`, in seconds."""
         return 1 if now < self.until else team
 
     def ran(self, slept: float, seconds: float, now: float) -> None:
@@ -122,17 +122,17 @@ def run(work: int, record: Structure, threads: int) -> None:
 
 
 def walkable(logits: Tensor) -> bool:
-    """Return whether a walk can read logits [..., V]."""
+    """Return whether :func:`walk` can read logits [..., V]."""
     plain = logits.is_cpu and logits.element_size() == 4 and logits.stride(-1) == 1
     return plain and logits.is_floating_point() and logits.shape[-1] % WALKED == 0
 
 
 def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Structure:
-    """Read `count` float32 logits at an address, a multiple of 16: the `most` largest, up to 16, and with a `state` of
-    the noise the draw at this temperature, without one the largest.
+    """Return the `most` largest (up to 16) of `count` float32 logits at an address, and the id that is drawn at this
+    temperature with the noise of `state`; without a state the largest is drawn. `count` is a multiple of 16.
 
     `mass` is Σ e^(logit − largest), `tempered` the same at the draw's temperature; NaN if a logit is NaN or +inf, or
-    all are -inf. `drawn` is −1 where that is left to the sampler.
+    all are -inf. `drawn` is −1 where rounding could decide: then the sampler draws.
     """
     walked = Walk(address, count, most, state is not None, state or 0, inverse=1 / temperature)
     kernels().walk(ctypes.addressof(walked))
@@ -158,11 +158,11 @@ def descend(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> tuple[list[int], Sequence[Structure]]:
-    """Walk down the draft of a row from node `start` (-1: the root) to the first of which no child is drawn, or at
-    which the draw is undecided: the nodes at which it stood, and the :class:`Walk` of each.
+    """Walk down the draft of a row from node `start` (-1: the root) along the drawn tokens, to the first node of which
+    no child is drawn, or whose draw is undecided. Return the nodes on this path, and the :class:`Walk` of each.
 
-    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from there, None:
-    the largest logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
+    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from `start` on,
+    None: the largest logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
     """
     by_row, by_node, _ = logits.stride()
     count = len(tokens)
@@ -202,7 +202,7 @@ def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:
 
 
 def over_noise(state: int, probs: Tensor) -> np.ndarray:
-    """Return [V] float32: contiguous probs [V] over the uniform numbers of the stream in this (signed) state."""
+    """Return [V] float32: contiguous probs [V] divided by the uniform numbers of the stream in this (signed) state."""
     result = np.empty(len(probs), np.float32)
     kernels().over_noise(state, len(probs), probs.data_ptr(), result.ctypes.data)
     return result

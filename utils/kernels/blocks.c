@@ -150,7 +150,7 @@ INLINE void pack_numbers(size_t bytes, const uint8_t *file, int64_t rows, int64_
             memcpy(data + (COLUMNS * at + row) * (int64_t)bytes, file + (row * width + at) * (int64_t)bytes, bytes);
 }
 
-/* Blocks of 16 columns `first` to `last` of a weight whose rows are `file`; columns that there are not are zeros. */
+/* Blocks of 16 columns `first` to `last` of a weight whose rows are `file`; columns after the last row are zeros. */
 void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data, int64_t first, int64_t last) {
     const int64_t row_bytes = width / SHAPES[type].file_codes * SHAPES[type].file_bytes, size = block_bytes(type, width);
     memset(data, 0, (size_t)((last - first) * size));
@@ -166,7 +166,7 @@ void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_
 
 int64_t packed_size(int64_t type, int64_t rows, int64_t width) { return blocks_of(rows) * block_bytes(type, width); }
 
-/* -- a row read back ------------------------------------------------------------------------------------------------ */
+/* -- a row read back ----------------------------------------------------------------------------------------------- */
 
 static float half_float(const uint8_t *at) {
     _Float16 x;

@@ -1,4 +1,4 @@
-"""The C files of this folder as a shared library for this processor, compiled once a machine by `ziglang`.
+"""Compiles the C files of this folder into a shared library for this processor, once a machine, with `ziglang`.
 
 :data:`INSTRUCTION_SETS` says how the kernels are compiled. Where no row fits there are no kernels, and torch's own
 operators compute. The name of a kept library has a hash of the sources, the processor's row and the flags, so a stale
@@ -62,12 +62,12 @@ class BuildError(Exception):
 
 
 def instruction_set() -> InstructionSet | None:
-    """The table's row for this process; None if there are no kernels, for the reason of :func:`why_not`."""
+    """Return the table's row for this process; None if there are no kernels, for the reason of :func:`why_not`."""
     return None if why_not() else _fitting()[0]
 
 
 def why_not() -> str:
-    """Why there are no kernels, in a few words; empty if there are."""
+    """Return why there are no kernels, in a few words; "" if there are."""
     return failures[0] if failures else _unfit()
 
 
@@ -95,7 +95,7 @@ def features() -> set[str]:
 
 
 def fitting(machine: str, known: set[str]) -> list[InstructionSet]:
-    """The table's rows for a processor with the `known` features, the fastest first."""
+    """Return the table's rows for a processor with the `known` features, the fastest first."""
     return [row for row in INSTRUCTION_SETS if row.machine == machine and row.needs <= known]
 
 
@@ -105,10 +105,10 @@ def library(
     report: Callable[[], None] = lambda: None,
     waits: Callable[[], None] = lambda: None,
 ) -> ctypes.CDLL:
-    """The kernels for a processor, kept in `folder`; `report` is called before they are compiled, `waits` where another
-    process is compiling them.
+    """Return the library for a processor, kept in `folder`; `report` is called before it is compiled, `waits` while
+    another process compiles it.
 
-    Where `folder` cannot be written to or executed from, a temporary folder serves this process. BuildError if they
+    Where `folder` cannot be written to or executed from, a temporary folder serves this process. BuildError if it
     cannot be compiled or loaded.
     """
     if folder is not None:
@@ -131,14 +131,15 @@ def library(
 
 
 def kept_library(folder: Path, row: InstructionSet) -> Path:
-    """The file in which the library of these sources is kept."""
+    """Return the path of the library of these sources in `folder`."""
     texts = [file.read_bytes() for file in sorted(SOURCES.glob("*.[ch]"))]
     version = hashlib.sha256(b"\0".join([*texts, repr((row.cpu, FLAGS, sys.platform)).encode()])).hexdigest()[:16]
     return folder / f"kernels-{row.name}-{version}{'.dll' if sys.platform == 'win32' else '.so'}"
 
 
 def compile_library(out: Path, cpu: str, *more: str) -> Path:
-    """Compile the library into the file `out`, whose folder also gets the objects; `out`. BuildError if that fails."""
+    """Compile the library into the file `out` and return `out`; its folder also gets the objects. BuildError if that
+    fails."""
     cache = str(out.parent / "zig")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
 
@@ -156,7 +157,7 @@ def compile_library(out: Path, cpu: str, *more: str) -> Path:
 
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         objects = list(pool.map(compiled, UNITS))
-    # On Linux the process has loaded libc already, so none need be built for the kernels.
+    # On Linux the process has loaded libc already, so the compiler need not build one.
     bare = ["-nostdlib"] if sys.platform == "linux" and not more else []
     run_compiler("-shared", *bare, "-s", "-o", str(out), *objects)
     return out

@@ -1,6 +1,6 @@
-"""kernels.h as Python reads it: constants, types of weights, structures and functions. Nothing of it stands twice.
+"""Reads constants, types of weights, structures and functions from kernels.h, so that Python does not repeat them.
 
-The text is read, not the library: a machine without a compiler has all of it. Knows as much C as the header uses.
+It parses the text, so it needs no compiler and no library. Knows as much C as the header uses.
 """
 
 import ctypes
@@ -14,17 +14,17 @@ _NUMBERS: dict[str, Any] = {
     **{f"{sign}int{bits}_t": getattr(ctypes, f"c_{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
     **{"float": ctypes.c_float, "double": ctypes.c_double, "void": None},
 }
-CONSTANTS = {  # of its enumerations, which either count from 0 or give every value
+CONSTANTS = {  # from the header's enumerations, which either count from 0 or give every value
     name: int(value or count)
     for body in re.findall(r"enum(?: \w+)? {([\w\s,=]+)}", _TEXT)
     for count, (name, value) in enumerate(re.findall(r"(\w+)(?: = (\d+))?", body))
 }
-LAYOUTS = {  # of each type of weights, by GGUF's name: the numbers of its row
+LAYOUTS = {  # GGUF's name of each type of weights → the numbers of its row
     name: [int(number) for number in numbers.split(",")]
     for name, numbers in re.findall(r"ROW\((\w+), ([\d, ]+)\)", _TEXT)
 }
-FUNCTIONS = {  # their results and arguments
-    name: (_NUMBERS[kind], [ctypes.c_void_p if "*" in one else _NUMBERS[one.split()[0]] for one in given if one])
+FUNCTIONS = {  # their names → their results and arguments
+    name: (_NUMBERS[kind], [ctypes.c_void_p if "*" in each else _NUMBERS[each.split()[0]] for each in given if each])
     for kind, name, arguments in re.findall(r"^(\w+) (\w+)\((?:void|([^)]*))\);", _TEXT, flags=re.MULTILINE)
     for given in [arguments.split(", ")]
 }
@@ -33,10 +33,10 @@ STRUCTURES: dict[str, type[Structure]] = {}
 
 for _body, _name in re.findall(r"typedef struct {([^{}]*)} (\w+);", _TEXT):
     _fields = [
-        (name, own * int(CONSTANTS.get(count, count)) if count else own)  # an array where there is a count
+        (name, ctype * int(CONSTANTS.get(count, count)) if count else ctype)  # an array where there is a count
         for kind, names in re.findall(r"(?:const )?(\w+) ([^;]+);", _body)
         for pointer, name, count in re.findall(r"([*\w ]*?)(\w+)(?:\[(\w+)\])?(?:,|$)", names)
-        for own in [ctypes.c_void_p if "*" in pointer else _NUMBERS.get(kind) or STRUCTURES[kind]]
+        for ctype in [ctypes.c_void_p if "*" in pointer else _NUMBERS.get(kind) or STRUCTURES[kind]]
     ]
-    _inner = [name for name, _ in _fields if name == "pass"]  # its fields are the outer structure's, too
+    _inner = [name for name, _ in _fields if name == "pass"]  # its fields become the outer structure's too
     STRUCTURES[_name] = type(_name, (ctypes.Structure,), {"_anonymous_": _inner, "_fields_": _fields})

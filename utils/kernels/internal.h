@@ -44,7 +44,7 @@ INLINE Share share(int64_t count, const Member *member) {
     return (Share){count * member->thread / member->threads, count * (member->thread + 1) / member->threads};
 }
 
-/* -- products.c, floats.c -- */
+/* -- products.c, linear.c, blocks.c -- */
 
 typedef void (*Tile)(const uint8_t *data, const Codes *x, float *y, int64_t groups, int64_t stride, int rows);
 extern const Tile TILES[TYPES], NARROW_TILES[TYPES];
@@ -89,7 +89,8 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
-/* One group of 32 numbers. The scale gives the largest of them the largest code. A group of tiny numbers is zeros; one that is no number, or huge, makes its scale NaN, and so its row's result. */
+/* Quantise a group of 32 numbers; the largest of them gets the largest code. A group of tiny numbers becomes zeros. A
+   NaN or a huge number makes the scale NaN, and so its row's result. */
 INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
     const uint32_t bits = greatest_bits(low, high);
     const float most = float_of(bits);
@@ -125,12 +126,12 @@ INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
 #endif
 }
 
-/* Where a group of row `row` of `rows` lies. */
+/* The address of group `group` of row `row` of `rows`. */
 INLINE Codes *codes_at(Codes *codes, int64_t row, int64_t rows, int64_t group, int64_t groups) {
     int64_t first = row / TILE * TILE, now = rows - first < TILE ? rows - first : TILE;
     return codes + first * groups + group * now + row % TILE;
 }
-/* 32 numbers of a row at once into what enters products. */
+/* Write 32 numbers of a row into the input of a product. */
 INLINE void put(const Input *input, int64_t row, int64_t rows, int64_t group, int64_t groups, Reals low, Reals high,
                 int64_t narrow) {
     if (input->codes) quantise(low, high, codes_at(input->codes, row, rows, group, groups), narrow);
@@ -140,7 +141,7 @@ INLINE void put(const Input *input, int64_t row, int64_t rows, int64_t group, in
     }
 }
 
-/* -- stages of pass.c: each calls only those of the files after its own -- */
+/* -- stages of pass.c, which may call only stages of files below their own in this list -- */
 
 void mixture(const Pass *p, const Layer *layer, const Input *normed, Member *member); /* mixture.c */
 void attention(const Pass *p, int64_t index, Member *member);                         /* attention.c */

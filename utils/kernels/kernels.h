@@ -13,17 +13,17 @@
        2 bits: line l has quad 2s + l in bits 2s and 2s + 1
        1 bit:  the line has quad q in bit q
 
-   Types whose file has a scale for 32 codes keep it (and the minimum) as 16 halves in the group. K types keep halves for
-   256 codes in the header and bytes in the group. F32, F16 and BF16 lie [rows / 16][width][16]. */
+   Types whose file has a scale for 32 codes keep it (and the minimum) as 16 halves in the group. K types keep halves
+   for 256 codes in the header and bytes in the group. F32, F16 and BF16 lie [rows / 16][width][16]. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include <stdint.h>
 
 enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4, MOST_CHOSEN = 32 };
-/* The types of weights, one a row, in GGUF's names. Of each its low, high and all bits of a code as a product takes it;
-   what is added to each code, so that none is negative; scales of a group, minimums of a group; bytes of a group before
-   its lines; bytes of a block before its groups, groups; whether codes stand for the numbers of a table; numbers and
-   bytes of a block in a file. */
+/* The types of weights, one a row, in GGUF's names. The columns: bits of a code in the low lines, in the high lines,
+   and as a product takes it; what is added to each code, so that none is negative; scales of a group, minimums of a
+   group; bytes of a group before its lines; bytes of a block before its groups, groups; whether codes stand for the
+   numbers of a table; numbers and bytes of a block in a file. */
 #define BLOCK_TYPES(ROW)                                    \
     ROW(Q4_0, 4, 0, 4, 8, 1, 0, 32, 0, 1, 0, 32, 18)        \
     ROW(Q4_1, 4, 0, 4, 0, 1, 1, 64, 0, 1, 0, 32, 20)        \
@@ -104,7 +104,7 @@ typedef struct {
 typedef struct {
     Weight q, k, v, o, gate, up, down, router, shared_gate;
     const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
-    const Expert *experts; /* NULL: gate, up and down; after the routed ones the shared expert, whose gate is shared_gate */
+    const Expert *experts; /* NULL: an MLP of gate, up and down. The routed experts, then the shared one */
     float *states;         /* where to keep what enters the layer; NULL: nowhere */
     int64_t window;        /* tokens seen at most; 0: all */
     int64_t table;         /* of the rotary angles; -1: none */
@@ -114,7 +114,8 @@ typedef struct {
 typedef struct {
     /* sizes */
     int64_t layers, hidden, inner, heads, shared, size, rotary_dim; /* rotary_dim: a head's numbers that are rotated */
-    /* of a mixture; common: the shared expert's inner size, 0 without; rescaled: whether the chosen ones' shares sum to 1 */
+    /* of a mixture; common: the shared expert's inner size, 0 without; rescaled: whether the chosen ones' shares sum to
+       1 */
     int64_t experts, chosen, expert_inner, common, rescaled;
     /* facts */
     int64_t activation, narrow, half; /* half: the cache's numbers have 16 bits */
@@ -153,9 +154,9 @@ typedef struct {
     Pass pass;
     int64_t large;        /* numbers of a target's state */
     const float *table;   /* the embedding where it is no packed weight */
-    const int64_t *kinds; /* of each row: whose state stands before it */
+    const int64_t *kinds; /* of each row, whose state is before it: 0 nobody's, 1 the target's, 2 the head's */
     const float *const *states_before;
-    int64_t any_theirs, any_own;
+    int64_t any_theirs, any_own; /* whether a row has kind 1; kind 2 */
     const float *embed_norm, *theirs_norm, *own_norm;
     Weight join, join_theirs, join_own;
     Codes *entered, *theirs, *own;
@@ -163,7 +164,7 @@ typedef struct {
 
 enum { MOST = 16 };
 
-/* The facts about one position's logits that a round needs. Filters that are 0 are off; `kept` ids are left by them (-1: not
+/* The facts about one position's logits that a round needs. Filters that are 0 are off; they leave `kept` ids (-1: not
    known), and `tempered` is the sum over these. */
 typedef struct {
     const float *logits;
@@ -184,7 +185,7 @@ typedef struct {
     const uint64_t *states; /* of the noise at each depth */
     int64_t nodes;
     const int64_t *tokens, *parents;
-    int64_t begin, stood; /* nodes at which it has stood */
+    int64_t begin, stood; /* stood: the number of nodes on the path */
     int64_t *path;
     Walk *walks;
 } Descent;
@@ -207,9 +208,9 @@ typedef struct {
     const TableLevel *levels;
     int64_t sizes, most, end, table_source; /* `most` tokens of a context, below id `end`; sizes 0: no tables */
     int64_t tail[CONTEXT], size;            /* the last tokens of the path */
-    int64_t found;                          /* before the call: offers of others, in the first places */
+    int64_t found;                          /* before the call: how many offers of other sources come first */
     int64_t tokens[OFFERED], sources[OFFERED];
-    double probs[OFFERED], p[OFFERED]; /* of the source; beside the other offers */
+    double probs[OFFERED], p[OFFERED]; /* probs: by the source; p: given that the offers before it are wrong */
 } Offers;
 
 int64_t run(int64_t work, void *record, int64_t threads);

@@ -1,4 +1,4 @@
-/* Rows into codes, products of any type, rows of a packed weight. */
+/* Quantises rows, multiplies them with weights of any type, and reads rows of a packed weight. */
 #include "internal.h"
 
 /* 16 columns of `rows` rows, from the input's row `first` on, which begins a tile. */
@@ -21,8 +21,8 @@ void columns(const Weight *weight, int64_t block, const Input *input, int64_t fi
         for (int64_t at = 0; at < COLUMNS && at < left; at++) y[row * stride + at] += weight->bias[COLUMNS * block + at];
 }
 
-/* Two sums beside each other, of every second number: the order does not depend on the number of rows. Of rows there
-   are as many as the registers hold. */
+/* Every result has two sums, of the even and of the odd numbers: the order of additions does not depend on the number
+   of rows. FLOAT_ROWS rows fit into the registers. */
 #if defined(__AVX512F__)
 #define HELD(x) __asm__("" : "+v"(x)) /* in a register: else it is loaded again for every row */
 enum { CHAINS = 2, FLOAT_ROWS = 8 };
@@ -77,7 +77,7 @@ void float_columns(const Weight *weight, int64_t block, const float *x, float *y
     }
 }
 
-/* -- one layer ------------------------------------------------------------------------------------------------------ */
+/* -- one layer ----------------------------------------------------------------------------------------------------- */
 
 void work_product(void *record, Member *member) {
     const Product *p = record;

@@ -1,6 +1,6 @@
-/* Offers of look-ups: the token that followed a path's last tokens the last time that they occurred in a row, and the likeliest
-   entries of n-gram tables; the likeliest first, each with the probability that those before it leave. The Python twin
-   is sampling/drafters/tables/lookup.py. */
+/* Look-ups offer tokens to follow a path: the token that came after the last earlier match of its end in the row, and
+   the likeliest entries of n-gram tables. The likeliest come first, each with its probability if those before it are
+   wrong. The same in Python: sampling/drafters/tables/lookup.py. */
 #include "internal.h"
 
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u;
@@ -11,7 +11,7 @@ static void offer(Offers *l, int64_t token, double prob, int64_t source) {
     l->found++;
 }
 
-/* Of each length of a match the last one, the longest first. */
+/* Offer the last match of each length, the longest first. */
 static void match(Offers *l) {
     const int64_t *row = l->row, *tail = l->tail + l->size - 1;
     const int64_t most = l->size < l->longest ? l->size : l->longest;
@@ -37,7 +37,7 @@ static int64_t first_not_below(const uint32_t *keys, int64_t count, uint32_t key
     return low;
 }
 
-/* Of each known context the likeliest entries, the longest context first. */
+/* Offer the likeliest entries of each context in the tables, the longest context first. */
 static void read_tables(Offers *l) {
     const int64_t sizes = l->size < l->sizes ? l->size : l->sizes;
     uint32_t keys[CONTEXT];
@@ -60,7 +60,7 @@ static void read_tables(Offers *l) {
     }
 }
 
-/* The likeliest first, of equal ones in the order of their sources; a token only once. */
+/* Sort the offers: the likeliest first, of equal ones in the order of their sources. Keep each token once. */
 static void put_in_order(Offers *l) {
     int64_t kept = 0;
     double left = 1.0;
@@ -73,9 +73,9 @@ static void put_in_order(Offers *l) {
         l->tokens[to] = token, l->probs[to] = prob, l->sources[to] = source;
     }
     for (int64_t at = 0; at < l->found && left > 0; at++) {
-        int64_t known = 0;
-        while (known < kept && l->tokens[known] != l->tokens[at]) known++;
-        if (known < kept) continue;
+        int64_t same = 0;
+        while (same < kept && l->tokens[same] != l->tokens[at]) same++;
+        if (same < kept) continue;
         const double prob = l->probs[at];
         l->tokens[kept] = l->tokens[at], l->sources[kept] = l->sources[at], l->probs[kept] = prob;
         l->p[kept++] = left * prob;

@@ -15,7 +15,8 @@ static void put_route(const Pass *p, const Layer *layer, const Input *normed, Me
                 p->route + COLUMNS * unit, row, p->narrow);
 }
 
-/* Of a row the shares of the chosen experts in place, of the others -1. Of equal ones the first is chosen. */
+/* Replace a row's router logits by the shares of the chosen experts, by -1 for the others. Of equal ones the first is
+   chosen. */
 static void choose_experts(const Pass *p, float *route) {
     int64_t chosen[MOST_CHOSEN];
     float inverse = softmax(route, 0, p->experts, 0.0f), sum = 0.0f, shares[MOST_CHOSEN];
@@ -31,7 +32,7 @@ static void choose_experts(const Pass *p, float *route) {
     for (int64_t nth = 0; nth < p->chosen; nth++) route[chosen[nth]] = shares[nth] * inverse;
 }
 
-/* The picks of all experts, one expert after another, and where each one's begin. */
+/* Fill `picks`, one expert after another, and `first`, the index at which the picks of each expert begin. */
 static void pick(const Pass *p, const Layer *layer) {
     const int64_t row_size = route_row(p), gate = row_size - COLUMNS;
     int64_t count = 0;
@@ -53,12 +54,12 @@ static void pick(const Pass *p, const Layer *layer) {
     p->first[p->experts + 1] = count;
 }
 
-/* Where the rows of an expert's picks begin, `size` numbers for each. */
+/* The part of `all` from pick `first` on, `size` numbers for each pick. */
 static Input rows_of(const Input *all, int64_t first, int64_t size) {
     return (Input){all->codes ? all->codes + first * size / GROUP : 0, all->floats ? all->floats + first * size : 0};
 }
 
-/* The input of the experts: of every pick its row, normed. */
+/* The input of the experts: for every pick its row, normed. */
 static void gather(const Pass *p, const Layer *layer, int64_t experts, Member *member) {
     Share mine = share(p->first[experts], member);
     for (int64_t expert = 0; expert < experts; expert++) {
@@ -71,7 +72,7 @@ static void gather(const Pass *p, const Layer *layer, int64_t experts, Member *m
 }
 
 /* activation(gate) · up of every expert that has picks; units of 32 columns. */
-static void think(const Pass *p, const Layer *layer, int64_t experts, Member *member) {
+static void gate_up_experts(const Pass *p, const Layer *layer, int64_t experts, Member *member) {
     int64_t units = 0, before = 0;
     for (int64_t expert = 0; expert < experts; expert++)
         if (p->first[expert] < p->first[expert + 1]) units += layer->experts[expert].gate.rows / GROUP;
@@ -89,7 +90,8 @@ static void think(const Pass *p, const Layer *layer, int64_t experts, Member *me
     }
 }
 
-/* The shares of the experts' results, added up in `side` and, where no norm follows, to x; units of 16 columns. */
+/* The experts' results times their shares, added up in `side` and, where no norm follows, added to x; units of 16
+   columns. */
 static void mix(const Pass *p, const Layer *layer, int64_t experts, Member *member) {
     float *buffer = p->buffer + member->thread * p->buffer_size;
     Share units = share(p->hidden / COLUMNS, member);
@@ -123,7 +125,7 @@ void mixture(const Pass *p, const Layer *layer, const Input *normed, Member *mem
     meet(member);
     gather(p, layer, experts, member);
     meet(member);
-    think(p, layer, experts, member);
+    gate_up_experts(p, layer, experts, member);
     meet(member);
     mix(p, layer, experts, member);
 }

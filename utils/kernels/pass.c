@@ -1,4 +1,4 @@
-/* The whole pass of a decoder model, run by every member of a team; barriers part its stages.
+/* The whole pass of a decoder model, run by every member of a team; barriers separate its stages.
 
    The stages of a layer: norm | q, k, v, rotary, keys and values into the cache | attention | o, added to x | norm |
    gate, up, activation | down, added to x. Each ends in codes where a product follows. A row's results never
@@ -19,7 +19,7 @@ static void embed(const Pass *p, Member *member) {
 
 /* -- norms -------------------------------------------------------------------------------------------------------- */
 
-/* Where a thread's normed rows lie: its own few, or all threads' together. */
+/* The buffer for normed rows: the thread's own if there are few rows, else one that all threads share. */
 static Input normed_of(const Pass *p, const Member *member) {
     Input own = p->normed;
     if (p->rows <= FEW && own.codes) own.codes += member->thread * p->normed_codes;
@@ -36,7 +36,7 @@ static Input norm(const Pass *p, const float *weight, Member *member) {
     return to;
 }
 
-/* The same of the rows that get logits; of all rows if their states are wanted. */
+/* The last norm, of the rows that get logits; of all rows if their states are wanted. */
 static void last_norm(const Pass *p, Member *member) {
     Share rows = share(p->rows, member);
     for (int64_t row = rows.first; row < rows.last; row++) {
@@ -74,7 +74,7 @@ static void rotate(const Pass *p, const Layer *layer, float *x, int64_t position
     }
 }
 
-/* Where the slots of a layer, sequence and head begin, in numbers. */
+/* The index in the cache at which the slots of a layer, sequence and head begin. */
 static int64_t cached(const Pass *p, int64_t index, int64_t sequence, int64_t head) {
     return ((index * p->batch + sequence) * p->shared + head) * p->slots * p->size;
 }
@@ -100,7 +100,7 @@ static void put_value(const Pass *p, int64_t at, const float *x) {
         store((float *)p->values + at, load(x));
 }
 
-/* One head of a row, dimensions [first, last) of either half: queries and keys rotated, keys and values written. */
+/* Rotate a head of queries or keys and write keys and values into the cache, dimensions `part` of either half. */
 static void place(const Pass *p, const Layer *layer, int64_t index, int64_t row, int64_t head, Share part) {
     const Row *of = &p->row[row];
     const int64_t half = p->size / 2, values = p->heads + p->shared;
@@ -138,7 +138,7 @@ static void carry(const Pass *p, int64_t index, int64_t head, Share part) {
     }
 }
 
-/* The weight that makes head `head` of queries, keys and values, and the head's number in it. */
+/* The weight that computes head `head` of queries, keys and values, and the head's number in it. */
 static const Weight *weight_of(const Pass *p, const Layer *layer, int64_t head, int64_t *own) {
     *own = head < p->heads ? head : head < p->heads + p->shared ? head - p->heads : head - p->heads - p->shared;
     return head < p->heads ? &layer->q : head < p->heads + p->shared ? &layer->k : &layer->v;
@@ -157,9 +157,9 @@ static void place_rows(const Pass *p, const Layer *layer, int64_t index, Member 
     }
 }
 
-/* Queries, keys and values of all rows. Units are the pairs of 16 columns that a rotation takes together; whole heads
-   where more than these pairs meet. The first unit is in the midst of the keys, which take longest to write: two threads
-   get as many of them each. */
+/* Queries, keys and values of all rows. Units are the two blocks of 16 columns that a rotation combines, or whole heads
+   where a norm or a partial rotation combines more. The first unit is the middle of the keys, which take longest to
+   write, so that two threads get half of them each. */
 static void project(const Pass *p, const Layer *layer, int64_t index, const Input *normed, Member *member) {
     const int64_t every = p->heads + 2 * p->shared, pairs = p->size / GROUP;
     const int64_t parts = layer->q_norm || p->rotary_dim != p->size ? 1 : pairs;
@@ -184,9 +184,9 @@ static void project(const Pass *p, const Layer *layer, int64_t index, const Inpu
     if (layer->wide_norm) place_rows(p, layer, index, member);
 }
 
-/* -- what follows attention ----------------------------------------------------------------------------------------- */
+/* -- what follows attention ---------------------------------------------------------------------------------------- */
 
-/* The product, scaled, added to `to` or in its place; units of 16 columns. */
+/* Add the product, scaled, to `to`, or replace `to` by the product; units of 16 columns. */
 static void added(const Pass *p, const Weight *weight, const Input *input, float *to, int replaces, Member *member) {
     float *buffer = p->buffer + member->thread * p->buffer_size;
     Share units = share(p->hidden / COLUMNS, member);
@@ -202,7 +202,7 @@ static void added(const Pass *p, const Weight *weight, const Input *input, float
         }
 }
 
-/* Ends what was added to x, or to `side` where that is normed first. */
+/* Wait for the whole product; if a norm `after` it is given, norm the product in `side` and add it to x. */
 static void settle(const Pass *p, const float *after, Member *member) {
     meet(member);
     if (!after) return;
@@ -276,16 +276,17 @@ void work_pass(void *record, Member *member) {
     head(p, member);
 }
 
-/* -- a feature head's pass ------------------------------------------------------------------------------------------ */
+/* -- a feature head's pass ----------------------------------------------------------------------------------------- */
 
-enum { NONE, THEIRS, OWN };
+enum { NONE, THEIRS, OWN }; /* whose state is before a row: nobody's, the target's, the head's */
 
 static void put_nothing(Codes *to, int64_t row, int64_t rows, int64_t size) {
     for (int64_t group = 0; group < size / GROUP; group++)
         quantise(splat(0.0f), splat(0.0f), codes_at(to, row, rows, group, size / GROUP), 0);
 }
 
-/* Of every row the token's embedding and the state before it, normed; of another's state zeros. */
+/* For every row the normed embedding of its token, and the normed state before it as input of `join_theirs` or of
+   `join_own`; the other input is zeros. */
 static void enter(const Step *s, Member *member) {
     const Pass *p = &s->pass;
     Share rows = share(p->rows, member);
@@ -307,7 +308,7 @@ static void enter(const Step *s, Member *member) {
     }
 }
 
-/* x of every row into the states; of those that get logits normed. */
+/* Store x of every row as its state, and norm x of the rows that get logits. */
 static void leave(const Pass *p, Member *member) {
     Share rows = share(p->rows, member);
     for (int64_t row = rows.first; row < rows.last; row++) {

@@ -43,11 +43,11 @@ typedef int Kept;
 #define UNROLLED _Pragma("GCC unroll 8")
 #endif
 #ifndef AHEAD
-#define AHEAD 10240
+#define AHEAD 10240 /* bytes that weights are prefetched ahead of their use */
 #endif
 #ifndef HINT
 #define HINT 0
-#endif /* bytes that weights are fetched ahead of their use */
+#endif
 
 #if LANES == 16
 /* The `at`th four bytes of a row. */
@@ -57,7 +57,7 @@ INLINE int32_t four_of(const int8_t *row, int at) { int32_t four; memcpy(&four, 
 #if !WORDS
 /* -- the innermost products, for each kind of processor ------------------------------------------------------ */
 
-/* What is held of a row for quad `q`, and each column's four codes times the row's four bytes, added. `bits` of a code:
+/* `hold` loads a row's bytes for quad `q`; `dot` adds each column's four codes times these to `sums`. `bits` of a code:
    8-bit ones are biased by 128. */
 #if LANES == 16
 typedef int32_t Held;
@@ -205,7 +205,7 @@ INLINE void two_rows(const Octets quads[8], int narrow, const Codes *x, int from
 #endif
 
 #if WORDS
-/* In registers and at this place: else the compiler reorders all rows and leaves no registers to sums. */
+/* Keep sums in registers and in this order: else the compiler reorders all rows and leaves no registers to sums. */
 INLINE void in_order(Both *sums) { __asm__ volatile("" : "+x"(sums->halves[0]), "+x"(sums->halves[1])); }
 
 /* Sums += two words of each column times two of a row. */
@@ -220,8 +220,8 @@ INLINE void add_words(Both *sums, Both codes, int32_t two) {
     in_order(sums);
 }
 
-/* Sums += four bytes of each column times four of a row. Without an instruction for that products are added in 16 bits, in
-   `pairs`, from a quad that is `first` to one that is `last`; with `signs` they are of the codes less their bias. */
+/* Sums += four bytes of each column times four of a row. Without an instruction for that products are added in 16 bits,
+   in `pairs`, from a quad that is `first` to one that is `last`; with `signs` they are of the codes less their bias. */
 #if defined(__AVXVNNI__)
 enum { VNNI = 1 };
 INLINE void add_bytes(Both *sums, Both *pairs, Both codes, int32_t four, int signs, int bias, int first, int last) {
@@ -251,8 +251,8 @@ INLINE Both word_of(Octets codes, int word, int bias) {
 }
 
 /* Σ codes · codes over quads `from` to `to`, exact. Of 16-bit codes two words of every column are multiplied at once.
-   Products of 8-bit codes are added in 16 bits, as many as cannot overflow. Codes are unpacked, and kept for other rows
-   where `kept` is an address, or were kept: `again`. */
+   Products of 8-bit codes are added in 16 bits, as many as cannot overflow. Unpacked codes are stored in `kept`, unless
+   it is NULL; with `again` they are read from there. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
                   int to, int rows, Sums whole[TILE]) {
     const int signs = narrow ? shape->bits == 8 && !VNNI : (again || rows > 2) && shape->bias; /* codes without their bias */
@@ -281,8 +281,8 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     }
 }
 #else
-/* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows two
-   chains each, of more one. */
+/* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows
+   two chains each, of more one. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
                   int to, int rows, Sums whole[TILE]) {
     (void)kept, (void)again;

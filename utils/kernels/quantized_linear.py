@@ -1,4 +1,4 @@
-"""Layers whose weights stay as they are in their file: linear maps, embeddings and experts over blocks or floats.
+"""Layers whose weights stay as they are in their file: linear layers, embeddings and experts over blocks or floats.
 
 Packing lays a GGUF file's blocks out for the kernels without rounding (kernels.h). Layers have the interface of
 `nn.Linear` and `nn.Embedding`: fast for float32 on the CPU without gradients, else over a dequantised weight. A row's
@@ -43,20 +43,20 @@ from utils.kernels.bindings import (
 )
 from utils.objects import HfModel
 
-KINDS = ("q4", "q8")  # float weights are rounded to these in groups of 32; "q4" gives table and head 8 bits
+KINDS = ("q4", "q8")  # float weights are rounded to these in groups of 32; "q4" gives embedding and head 8 bits
 FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _ROUNDED = 4096  # rows of a weight that are rounded at a time
 _PACKED = 1 << 24  # numbers that a thread packs at a time
 
 
 def width_of(kind: str, data: np.ndarray) -> int:
-    """The numbers of a row of `data` [N, bytes]."""
+    """Return how many numbers a row of `data` [N, bytes] holds."""
     numbers, size = FILE_BLOCKS[kind]
     return int(data.shape[1]) // size * numbers
 
 
 def pack_rows(kind: str, data: np.ndarray, check: Callable[[], None] = lambda: None) -> np.ndarray:
-    """uint8 [N / 16 rounded up, bytes of 16 columns] of a weight whose rows are `data` [N, bytes] in a file.
+    """Return uint8 [N / 16 rounded up, bytes of 16 columns] of a weight whose rows are `data` [N, bytes] in a file.
 
     `check` is called now and then; its exception ends the work.
     """
@@ -81,7 +81,7 @@ class PackedWeight:
     """A weight [out, in] in the kernels' layout."""
 
     data: np.ndarray  # uint8 [out / 16 rounded up, bytes of 16 columns]
-    kind: str  # its type, as GGUF calls it
+    kind: str  # GGUF's name of its type
     out_features: int
     in_features: int
 
@@ -92,14 +92,14 @@ class PackedWeight:
 
     @staticmethod
     def floats(weight: Tensor) -> PackedWeight:
-        """Float weights [out, in], or [count, out, in] of several maps, without rounding."""
+        """Return float weights [out, in], or [count, out, in] of several matrices, packed without rounding."""
         rows = weight.detach().flatten(0, -2).contiguous()
         return PackedWeight.of(FLOAT_KINDS[weight.dtype], rows.view(torch.uint8).numpy())
 
     @staticmethod
     def rounded(weight: Tensor, kind: str) -> PackedWeight:
-        """Float weights [out, in] rounded to `kind`: each code is the nearest under the 16-bit scale (and minimum) of
-        its group. ValueError for weights that are no numbers, or too large for 16 bits."""
+        """Return float weights [out, in] rounded to `kind`: each code is the nearest under the 16-bit scale (and
+        minimum) of its group. ValueError for weights that are no numbers, or too large for 16 bits."""
         layout, weight = "Q4_1" if kind == "q4" else "Q8_0", weight.flatten(0, -2)
         pieces = [PackedWeight.of(layout, rounded_rows(part, layout)) for part in weight.split(_ROUNDED)]
         return cast(PackedWeight, PackedWeight.joined(pieces))
@@ -126,11 +126,11 @@ class PackedWeight:
         return len(self.data) * COLUMNS
 
     def described(self, bias: int | None = None) -> Structure:
-        """Its record for the kernels; `bias` is an address."""
+        """Return the record of this weight for the kernels; `bias` is an address."""
         return Weight(self.data.ctypes.data, TYPES.index(self.kind), self.out_features, self.in_features, bias)
 
     def dense(self) -> Tensor:
-        """A new float32 [out, in]."""
+        """Return the weight as a new float32 tensor [out, in]."""
         return self.rows(torch.arange(self.out_features))
 
     def product(self, x: Tensor, narrow: bool = False) -> Tensor:
@@ -225,7 +225,7 @@ class QuantizedLinear(_Quantized):
         ]
 
     def unpacked(self) -> nn.Linear:
-        """The plain layer with the same numbers."""
+        """Return the plain layer with the same numbers."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight = self.dense()
         if self.bias is not None:
@@ -293,19 +293,19 @@ class QuantizedExperts(nn.Module):
 
 
 def fits(weight: Tensor) -> bool:
-    """Whether this float weight [out, in] can be rounded, with kernels that are loaded already."""
+    """Return whether this float weight [out, in] can be rounded, with kernels that are loaded already."""
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
 def narrow_activations(model: nn.Module) -> None:
-    """Round the activations of this model's packed linear maps to 8 bits instead of 16, as llama.cpp does."""
+    """Round the activations of this model's packed linear layers to 8 bits instead of 16, as llama.cpp does."""
     for part in model.modules():
         if isinstance(part, QuantizedLinear | QuantizedExperts):
             part.narrow = True
 
 
 def packable(module: nn.Module) -> bool:
-    """Whether `module` is an `nn.Linear` of floats on the CPU, no subclass and without hooks."""
+    """Return whether `module` is an `nn.Linear` of floats on the CPU, not a subclass, without hooks."""
     hooked = module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook")
     return type(module) is nn.Linear and not hooked and _is_float(module.weight)
 
@@ -315,7 +315,8 @@ def _is_float(weight: Tensor) -> bool:
 
 
 def _weights(part: HfModel, tables: bool, step: int) -> dict[str, Tensor]:
-    """The weights of a layer that can be packed, by name: its rows are a multiple of `step` numbers; {} if it stays."""
+    """Return the weights of a layer that can be packed, by name; {} if it has none, or rows of another size than a
+    multiple of `step`."""
     is_table = type(part) is nn.Embedding or hasattr(part, "scalar_embed_scale")
     weights = {}
     if packable(part) or (tables and is_table and _is_float(part.weight)):
@@ -337,7 +338,7 @@ def layer_over(part: HfModel, weights: Mapping[str, PackedWeight]) -> nn.Module:
 
 
 def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables: bool, step: int = 1) -> int:
-    """Replace layers in turn, so that each dense weight is freed at once; how many weights were packed."""
+    """Replace layers in turn, so that each dense weight is freed at once; return how many weights were packed."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     names = [name for name, part in model.named_modules(remove_duplicate=False) if _weights(part, tables, step)]
     packed: dict[int, PackedWeight] = {}
@@ -355,7 +356,7 @@ def _pack(model: nn.Module, make: Callable[[Tensor, bool], PackedWeight], tables
 
 def pack(model: nn.Module, tables: bool = False) -> int:
     """Replace every `nn.Linear` of floats on the CPU inside `model`, with `tables` embeddings and experts too, by
-    layers over the same numbers; how many weights were packed.
+    layers over the same numbers; return how many weights were packed.
 
     In place, and final: the model can no longer be trained. Dense weights are freed unless something else holds them,
     as an embedding that stays holds the weight of a tied head. Without kernels it does nothing.

@@ -15,8 +15,8 @@ static Reals normed16(const float *x, const float *weight, float by) {
     return weight ? load(x) * by * load(weight) : load(x);
 }
 
-/* x / rms(x) · weight as row `row` of `rows` of what enters a product, and into `copy` where that is an address; x itself
-   where there is no weight. */
+/* Write x / rms(x) · weight, or x if `weight` is NULL, as row `row` of `rows` into `to`, a product's input, and into
+   `copy`; either may be NULL. */
 void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
                int64_t rows, int64_t narrow, float *copy) {
     const float by = weight ? inverse_rms(x, size, epsilon) : 0.0f;

@@ -24,7 +24,7 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 #endif
 
-enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* pauses, pauses, nanoseconds */
+enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* threads, pauses, pauses, nanoseconds */
 
 struct Meeting {
     _Alignas(64) atomic_long arrived;
@@ -67,7 +67,7 @@ static void nap(Meeting *meeting) {
     atomic_fetch_add_explicit(&meeting->slept, slept, memory_order_relaxed);
 }
 
-/* Wait until all members are here. */
+/* Wait until all members have called this. */
 void meet(Member *member) {
     const long all = (long)(++member->turn * member->threads);
     atomic_fetch_add_explicit(&member->meeting->arrived, 1, memory_order_acq_rel);
@@ -122,8 +122,8 @@ static int start_helper(void) {
     return 1;
 }
 
-/* Each side writes and then reads what the other one writes, so each has a fence between. Without it QEMU 7.2, which lets
-   a load overtake an `stlr`, at times missed both writes, and the helper slept for ever. */
+/* Each side writes and then reads what the other one writes, so each has a fence between. Without it QEMU 7.2, which
+   lets a load overtake an `stlr`, at times missed both writes, and the helper slept for ever. */
 static void ask(Helper *helper, long turn) {
     atomic_store_explicit(&helper->wanted, turn, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
@@ -134,7 +134,7 @@ static void ask(Helper *helper, long turn) {
     }
 }
 
-/* Run the function on the own helpers and the calling thread. */
+/* Run the function on this file's helpers and the calling thread. */
 static void run_helpers(Function function, void *record, int64_t threads, Meeting *meeting) {
     static long turn[HELPERS];
     if (threads > HELPERS + 1) threads = HELPERS + 1;
@@ -167,7 +167,7 @@ static void take_part(void *argument) {
     job->function(job->record, &member);
 }
 
-/* The same on libgomp's team; whether there is one. */
+/* The same on libgomp's team; return whether there is one. */
 static int run_torch_team(Function function, void *record, int64_t threads, Meeting *meeting) {
     if (forked || !GOMP_parallel || !omp_get_thread_num || !omp_get_num_threads) return 0;
     Job job = {function, record, meeting};
@@ -181,7 +181,7 @@ static int run_torch_team(Function function, void *record, int64_t threads, Meet
 }
 #endif
 
-/* Run the function on up to `threads` threads; the nanoseconds that they slept, once all are done. */
+/* Run the function on up to `threads` threads; return the nanoseconds that they slept once all are done. */
 int64_t run(int64_t work, void *record, int64_t threads) {
     Meeting meeting = {0};
     const Function function = FUNCTIONS[work];

@@ -1,5 +1,5 @@
-/* The facts about one position's logits that a round needs, in one call: the largest few, what the softmax divides by, and which
-   id a draw with known noise takes.
+/* A walk reads one position's logits for a round: the largest few, the denominator of the softmax, and the id that is
+   drawn with known noise.
 
    The noise is the SplitMix64 stream of sampling/sampler.py, the draw the largest p / E of its exponential race. Here p
    and E are rounded otherwise than there, so a race that two ids lead within NEAR of each other is left undecided. */
@@ -8,25 +8,25 @@
 
 enum { RIVALS = 256, NOISE = 256, KEPT = 4096 }; /* ids that may win a draw; logits at a time; ids that filters may leave */
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
-static const double NEAR = 1e-4;                 /* relatively */
+static const double NEAR = 1e-4;                 /* relative distance of two quotients that is left undecided */
 static const double ROUNDING = 4e-6;             /* a sum of probabilities in 32 bits may be off by less */
 static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
 
-/* A word of the stream but for the last step, which leaves its upper 31 bits as they are. */
+/* A word of the stream before its last step, which leaves its upper 31 bits as they are. */
 #define MIXED(word) \
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u; \
     word = (word ^ (word >> 27)) * 0x94D049BB133111EBu
 
-/* Number `place` of the stream in this state. */
-static double uniform(uint64_t state, int64_t place) {
-    uint64_t word = state + (uint64_t)(place + 1) * GOLDEN;
+/* Uniform number `index` of the stream in this state. */
+static double uniform(uint64_t state, int64_t index) {
+    uint64_t word = state + (uint64_t)(index + 1) * GOLDEN;
     MIXED(word);
     return ((double)((word ^ (word >> 31)) >> 11) + 0.5) * 0x1p-53;
 }
 
 typedef uint64_t Words __attribute__((vector_size(64)));
 
-/* The numbers of the stream after these words, and those after eight more, to 2^-31 from below. */
+/* The uniform numbers of these eight words and of the next eight, rounded down to multiples of 2^-31. */
 static Reals from_below(Words first) {
     Words second = first + 8 * GOLDEN;
     MIXED(first);
@@ -37,7 +37,8 @@ static Reals from_below(Words first) {
 
 static Reals nth(const float *x, int64_t at) { return load(x + at); }
 
-/* The largest, the first of equal ones before the others; id -1 where there are fewer, and where one is NaN or +inf. */
+/* Find the `most` largest, of equal ones the first first. Ids that are missing are -1, as is the first id if a logit is
+   NaN or +inf. */
 static void find_largest(Walk *w) {
     const int64_t last = w->most - 1;
     Wholes undefined = {0};
@@ -76,8 +77,8 @@ static float sum_of(const Walk *w, float inverse) {
     return (float)sum;
 }
 
-/* The same at the draw's temperature; and the `rivals` who may win the race: of p / E it is enough for most ids that
-   u < E < u / (1 - u), and that u is known to 2^-31 from below. */
+/* Sum up at the draw's temperature, and collect the `rivals`, which may win the race p / E. Most ids are excluded by
+   u < E < u / (1 - u) alone, with u known to 2^-31 from below. */
 static void collect(Walk *w, int64_t *rivals) {
     float weights[NOISE], least[NOISE];
     Reals top = splat(w->values[0]), tempered = splat(0.0f);
@@ -105,7 +106,7 @@ static void collect(Walk *w, int64_t *rivals) {
     w->tempered = total(tempered);
 }
 
-/* The race among those who may win it; -1 where two are too near each other, or more of them than there was `room` for. */
+/* Decide the race among the rivals: `drawn` is -1 if the first two are too near, or if `room` may have been too small. */
 static void decide(Walk *w, const int64_t *rivals, int64_t room) {
     double first = -1.0, second = -1.0;
     w->drawn = -1;
@@ -131,7 +132,7 @@ typedef struct {
 /* Whether a is before b: the largest logit first, and the first of equal ones. */
 static int before(Place a, Place b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-/* Let an entry of a heap sink to where it belongs: the first one lies on top, or the last one. */
+/* Let an entry of a heap sink to its level. On top is the entry before all others, or with `last` the last one. */
 static void sink(Place *heap, int64_t count, int64_t at, int last) {
     for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
         if (child + 1 < count && before(heap[child + 1], heap[child]) != last) child++;
@@ -148,7 +149,7 @@ static int reaches(const Walk *w, int64_t start, int64_t end, float floor) {
     return largest(top) >= floor;
 }
 
-/* The logit of which top_k - 1 others are before. */
+/* The top_k-th logit in this order. */
 static float least_of_best(const Walk *w, Place *heap) {
     int64_t have = 0;
     for (int64_t start = 0; start < w->count; start += NOISE) {
@@ -169,7 +170,7 @@ static float least_of_best(const Walk *w, Place *heap) {
     return heap[0].logit;
 }
 
-/* The ids of logits from `floor` on; how many, -1 where there is no room for them. */
+/* Collect the ids with logits of at least `floor`; return how many, -1 if more than KEPT. */
 static int64_t ids_from(const Walk *w, float floor, Place *found) {
     int64_t have = 0;
     for (int64_t start = 0; start < w->count; start += NOISE) {
@@ -193,8 +194,8 @@ static float logit_of(const Walk *w, double share) {
     return (float)((double)w->values[0] + log(share) / (double)w->inverse) - 1e-3f;
 }
 
-/* The ids that the filters can leave, as a heap whose first one is the likeliest, and `sum` over the ids among which top-p
-   counts; how many, -1 where there is no room for them. */
+/* Collect the ids that the filters can leave, as a heap with the likeliest on top, and in `sum` the weight of the ids
+   to which top-p applies; return how many, -1 if more than KEPT. */
 static int64_t candidates(const Walk *w, Place *found, double *sum) {
     int64_t count;
     if (w->top_k > 0 && w->top_k < w->count) {
@@ -217,8 +218,9 @@ static int64_t candidates(const Walk *w, Place *found, double *sum) {
     return count;
 }
 
-/* The draw among the ids that top-k, then top-p, then min-p leave (utils/logits_processors.py). Undecided where rounding
-   decides whether the winner is left, or what is left to 5 digits, and where that is too much. */
+/* The draw among the ids that top-k, then top-p, then min-p leave (utils/logits_processors.py). Undecided (-1) where
+   rounding decides whether the winner is left, or the first 5 digits of their weight, and where more than KEPT are
+   left. */
 static void draw_filtered(Walk *w) {
     Place found[KEPT];
     int64_t left[KEPT], kept = 0, sure = KEPT;
@@ -281,7 +283,7 @@ void descend(Descent *d) {
     }
 }
 
-/* Probabilities over the uniform numbers of the stream in this state. */
+/* Probabilities divided by the uniform numbers of the stream in this state. */
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result) {
     for (int64_t at = 0; at < count; at++) result[at] = probs[at] / (float)uniform(state, at);
 }

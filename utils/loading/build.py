@@ -42,7 +42,7 @@ QUANTIZATIONS = ("none", *KINDS, "int8", "nf4", "fp4")  # the last three by bits
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-LoadStep = tuple[str, Callable[[HfModel], object]]  # its stage, and its act on the model
+LoadStep = tuple[str, Callable[[HfModel], object]]  # the stage to report, and a change of the model
 
 
 def load_model(
@@ -56,8 +56,8 @@ def load_model(
     """Build the model in `folder`, causal or encoder-decoder, on `device`.
 
     The `folder` of a GGUF file may have only the configuration: its weights are expanded if they cannot stay as they
-    are. float32 models on the CPU get their weights packed; with `options.tp_size` processes each loads its part,
-    unpacked. Raises UserError in one line, Cancelled when stopped.
+    are. float32 models on the CPU get their weights packed; with several processes (`options.tp_size`) each loads
+    its part, unpacked. Raises UserError in one line, Cancelled when stopped.
     """
     started, chosen = time.perf_counter(), pick_device(device)
     if options.graphs and chosen.type != "cuda" and options.drafter_device is None:
@@ -86,8 +86,8 @@ def load_model(
 def work_of(
     spec: ModelSpec, folder: Path, options: LoadOptions, device: str, quantization: str, progress: Progress
 ) -> tuple[LoadPlan, Callable[[], HfModel], Sequence[LoadStep]]:
-    """Return how the model in `folder` is loaded, what builds it, and the steps after that. A GGUF file is packed or
-    expanded for it: whether its bits can stay is known only then. Raises as :func:`load_model`."""
+    """Return how the model in `folder` is loaded, the function that builds it, and the steps after that. A GGUF file is
+    packed or expanded here: only then is it known whether its bits can be kept. Raises as :func:`load_model`."""
     chosen, kind = pick_device(device), spec.quantization if quantization == "auto" else quantization
     wanted, why = options.dtype if options.dtype != "auto" else spec.dtype, ""
     attention = options.attn_implementation or spec.attn_implementation
@@ -115,8 +115,8 @@ def work_of(
         if size * dtype.itemsize / (config.dtype or dtype).itemsize > next(iter(room.values())):
             with ONE_AT_A_TIME:
                 spread = device_map(spec.name, family, config, dtype, kind, room, options.trust_remote_code)
-    whole = quantized is None and spread is None and options.tp_size == 1  # this process puts it on its device
-    packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers get the kernels' layout
+    whole = quantized is None and spread is None and options.tp_size == 1  # this process moves all of it to one device
+    packs = whole and chosen.type == "cpu" and dtype == torch.float32  # its layers are packed for the kernels
     unfit = _unfit(config, attention, progress) if packs else ""
     tables = packs and not unfit  # a compiled pass runs it
     kept = config.dtype if tables and config.dtype in FLOAT_KINDS else dtype  # weights keep their size
@@ -130,8 +130,8 @@ def work_of(
         **sharing(spec.name, config, kind, options.tp_size),
     }
     given = {name: value for name, value in arguments.items() if value is not None} | {"dtype": kept, "config": config}
-    place = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
-    build = partial(_built, spec.name, folder, options, family, given, *place, progress)
+    moved_to, captures = chosen if whole else None, options.graphs and chosen.type == "cuda" and spread is None
+    build = partial(_built, spec.name, folder, options, family, given, moved_to, captures, progress)
     converts = {
         f"expanded to {str(kept).removeprefix('torch.')}": spec.of_gguf,
         f"quantized to {kind}": quantized is not None,
@@ -186,7 +186,7 @@ def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig,
 
     stored = read_object(folder / "config.json")
     if (ends := folder / "generation_config.json").is_file():
-        read_object(ends)  # transformers ignores a broken one, and the ends of answers in it
+        read_object(ends)  # UserError for a broken one, which transformers ignores with its eos ids
     config = AutoConfig.from_pretrained(str(folder), trust_remote_code=options.trust_remote_code)
     check_written(name, stored, config)
     if config.model_type.endswith("_assistant"):
@@ -214,8 +214,9 @@ def _built(
     captures: bool,
     progress: Progress,
 ) -> HfModel:
-    """Return transformers' model, every tensor of which was read, moved to `device` where that is given. Sets the
-    number of its parameters, and whether its head is another than the embedding that its configuration ties it to."""
+    """Return transformers' model, every tensor of which was read, moved to `device` where that is given. Sets
+    `counted`, its number of parameters, and `own_head`: its head differs from the embedding that config.json ties it
+    to."""
     with ONE_AT_A_TIME:
         progress.check()
         model, reported = family.from_pretrained(
@@ -246,8 +247,8 @@ def _built(
 
 
 def admit_readers(kind: HfConfig) -> None:
-    """Let transformers 5.23 build models all of whose layers read another model's keys: it looks for those that store
-    some, and refuses them."""
+    """Let transformers 5.23 build a model all of whose layers read another model's keys: it refuses one without a layer
+    that stores keys."""
     own = kind.kv_sharing_modes.fget
     if own.__module__ != __name__:
 
@@ -422,8 +423,8 @@ def held_bytes(model: nn.Module) -> int:
 
 
 def hide_weights(model: nn.Module) -> None:
-    """Hide the packed weights that the feed-forward layers of T5 and its kin look at: they compare their type with that
-    of the input, for which a weight would be unpacked in every pass."""
+    """Hide the packed weights of the feed-forward layers of T5 and its relatives: these compare the weight's dtype with
+    the input's, which would unpack the weight in every pass."""
     for name, part in model.named_modules():
         if name.endswith(".wo") and isinstance(part, QuantizedLinear):
             part.hides_weight = True

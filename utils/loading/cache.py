@@ -85,7 +85,7 @@ def is_whole(entry: Path, source: dict[str, object]) -> bool:
 
     Sizes are always compared; contents only if a file's time has changed.
     """
-    with suppress(UserError, OSError, AttributeError, KeyError, TypeError):  # no manifest, or not as this program's
+    with suppress(UserError, OSError, AttributeError, KeyError, TypeError):  # no manifest, or one of another form
         manifest = read_object(entry / MANIFEST)
         noted = {entry / name: each for name, each in manifest["files"].items()}
         return manifest["source"] == source and bool(noted) and all(_same(path, noted[path]) for path in noted)
@@ -148,7 +148,7 @@ def scratch(entry: Path) -> Iterator[Path]:
 
 
 def check_memory(what: str, needed: float, instead: str) -> None:
-    """Raise UserError if `needed` bytes are not free; `what` needs them, `instead` is the way out."""
+    """Raise UserError if `needed` bytes are not free; `what` needs them, `instead` says what to do."""
     import psutil
 
     if needed > (free := psutil.virtual_memory().available):
@@ -156,7 +156,7 @@ def check_memory(what: str, needed: float, instead: str) -> None:
 
 
 def check_disk(what: str, needed: float, folder: Path) -> None:
-    """Raise UserError if the disk of `folder`, in the cache, has not `needed` bytes."""
+    """Raise UserError if the disk of `folder`, in the cache, has fewer than `needed` bytes free."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     if needed > (free := shutil.disk_usage(existing).free):
         raise UserError(

@@ -30,9 +30,9 @@ def check_tensors(
 
 
 def check_loaded(name: str, reported: Json, unexpected: Collection[str] = (), config: HfConfig = None) -> None:
-    """`check_tensors` of transformers' `output_loading_info`, with more `unexpected` tensors.
+    """Apply :func:`check_tensors` to transformers' `output_loading_info`, with more `unexpected` tensors.
 
-    The multi-token prediction layers that `config` counts may be there: a drafter reads them.
+    Multi-token prediction layers are allowed as far as `config` counts them: a drafter reads them.
     """
     surplus = {key for key in reported["unexpected_keys"] if config is None or not _predicts_ahead(key, config)}
     check_tensors(name, reported["missing_keys"], {*surplus, *unexpected}, reported["mismatched_keys"])
@@ -46,7 +46,7 @@ def _predicts_ahead(key: str, config: HfConfig) -> bool:
 
 
 _ROPE, _ROPE_BEFORE, _BASE, _SHARE = "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"
-_FIRST_WITH_POSITIONS = (5, 0)  # the release of transformers that began to write them
+_FIRST_WITH_POSITIONS = (5, 0)  # the first release of transformers that writes rope_parameters
 _NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
 _SCALARS = {
     *("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale"),
@@ -60,7 +60,8 @@ def check_written(name: str, stored: Json, config: HfConfig) -> None:
     number that only other families read.
 
     A release writes every key of its class; keys of a nested configuration may be left out. Keys that an older file
-    lacks came later, with a default that changed nothing. Heads and parts are as old as their families.
+    lacks came later, with a default that changed nothing. The number of heads, or the
+    nested configuration, is needed in files of every age.
     """
     from transformers import PreTrainedConfig
 
@@ -77,7 +78,7 @@ def check_written(name: str, stored: Json, config: HfConfig) -> None:
         own = usual.keys() - PreTrainedConfig().to_dict().keys()
         same = version == usual["transformers_version"]
         needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}
-    needed -= {_ROPE} if spelled & {_ROPE_BEFORE, _BASE} else set()  # where older files have them
+    needed -= {_ROPE} if spelled & {_ROPE_BEFORE, _BASE} else set()  # the keys of older files
     rope, whole = stored.get(_ROPE) or {}, usual.get(_ROPE) or {}
     parts = [(rope.get(key), part) for key, part in whole.items() if isinstance(part, Mapping)] or [(rope, whole)]
     turned = {key for rope, whole in parts if rope for key in ({_BASE, _SHARE} & whole.keys()) - rope.keys()}

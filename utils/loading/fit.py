@@ -69,7 +69,7 @@ _LETTERS = {
     **{chr(256 + at): byte for at, byte in enumerate(sorted({*range(256)}.difference(_PRINTABLE)))},
 }
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-_ANCHOR = "\n"  # put before a text that does not begin a text
+_ANCHOR = "\n"  # put before a text that continues another
 
 
 SAMPLE = """The night train to the coast leaves at 21:40 and arrives shortly before seven. Tickets cost 34.50 euros;
@@ -124,8 +124,8 @@ class TokenBytes:
         return self._known[token] if 0 <= token < len(self._known) else b""
 
     def ids(self, text: bytes) -> list[int]:
-        """Return ids that spell these bytes, as the tokenizer does where they are text; without bytes that no token
-        spells.
+        """Return ids that spell these bytes: the tokenizer's own where the bytes are text. Bytes that no token spells
+        are left out.
         """
         ids: list[int] = []
         while text:
@@ -154,7 +154,7 @@ class TokenBytes:
         return self._matched(text)
 
     def _matched(self, text: bytes) -> list[int]:
-        """From the left the longest token each time."""
+        """Return ids by taking, from the left, the longest token that matches."""
         ids = []
         while text:
             size = next(

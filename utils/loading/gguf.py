@@ -186,7 +186,7 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
         config=config,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
-        ignore_mismatched_sizes=True,  # else they are reported in many lines
+        ignore_mismatched_sizes=True,  # else transformers reports them in many lines
         output_loading_info=True,
     )
     check_loaded(name, reported, _unread(header, names))
@@ -195,7 +195,7 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
 
 
 def _described(name: str, header: GgufHeader, config: HfConfig) -> HfModel:
-    """Return the file's model without its numbers."""
+    """Return the file's model without weights, on the meta device."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -207,7 +207,7 @@ def _described(name: str, header: GgufHeader, config: HfConfig) -> HfModel:
 
 
 def _whole(header: GgufHeader, folder: Path, weights: bool) -> Path:
-    """Return the file itself, or a split one joined in `folder`; without `weights` the tensors are a hole."""
+    """Return the file itself, or a split one joined in `folder`; without `weights` the file has a hole for them."""
     if len(header.parts) == 1:
         return header.parts[0]
     with (folder / "joined.gguf").open("wb") as out:
@@ -236,7 +236,7 @@ def _check_packable(name: str, header: GgufHeader, model: HfModel) -> None:
     needed: dict[str, tuple[int, ...]] = {}
     for key, parameter in model.named_parameters():
         stem, _, own = key.rpartition(".")
-        if own == "gate_up_proj":  # of experts, which a file keeps apart
+        if own == "gate_up_proj":  # experts' gate and up together, which a file stores apart
             count, both, width = parameter.shape
             needed |= {f"{stem}.{part}_proj.weight": (count, both // 2, width) for part in ("gate", "up")}
         else:
@@ -273,7 +273,7 @@ def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> Non
         values = torch.from_numpy(info.floats())
         own = _JOINING.get(part.removeprefix("nextn."))
         name = own or module_name(f"blk.0.{part}.weight", header.architecture)[0].removeprefix("model.")
-        if part.endswith("norm"):  # a file has 1 + w
+        if part.endswith("norm"):  # the file stores 1 + w
             values = values - 1
         if part.endswith("_exps"):
             base, _, last = name.rpartition(".")
@@ -300,7 +300,7 @@ def _write_layer(header: GgufHeader, folder: Path) -> None:
 
 
 def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str, str]:
-    """Let transformers' loader report, and do its work once.
+    """Patch transformers' loader to report its progress and to parse each file once.
 
     The loader parses the file for the configuration and again for the tensors, and builds the table of tensor names for
     every module. Returns its table from the file's names to its own, which the loader will fill.

@@ -21,7 +21,7 @@ CONTEXTS = (
     "max_seq_len",
     "max_target_positions",
 )
-UNSAID = ("auto", "none")  # quantizations that round nothing: the pair's and file's own, or floats
+UNSAID = ("auto", "none")  # quantizations that add no rounding: the pair's or file's own, or floats
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LoadOptions:
     dtype: str = "auto"
     quantization: str = "none"
     drafter_quantization: str = "none"
-    kv_dtype: str = "auto"  # of the cache of a compiled pass
+    kv_dtype: str = "auto"  # dtype of the cache of a compiled pass
     activations: str = "q16"  # the activations of a compiled pass: 16 bits, or 8
     attn_implementation: str | None = None
     revision: str | None = None
@@ -45,7 +45,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """How a model is loaded, decided before its weights are read: what `check` prints of it."""
+    """How a model is loaded, decided before its weights are read; `check` prints it."""
 
     name: str
     stored: str = ""  # the format of its weights in files: a dtype, or GGUF
@@ -90,7 +90,7 @@ def context_of(config: HfConfig) -> int:
 
 
 def limit_text(context: int) -> str:
-    """Return a context in words."""
+    """Return a context length in words."""
     return f"{context:,} tokens" if context < NO_LIMIT else "no fixed limit"
 
 
@@ -104,14 +104,14 @@ class LoadedPair:
     spec: PairSpec
     target: LoadedModel
     drafter: LoadedModel | None
-    drafter_word: str  # of --drafter (a row of sampling/drafters/registry.py); "model" for a drafter model
+    drafter_word: str  # the word of --drafter (a row of sampling/drafters/registry.py); "model" for a drafter model
     tokenizer: HfTokenizer
     stop_ids: frozenset[int]
     vocab_size: int  # the target's ids that its tokenizer knows
     context: int
     notes: tuple[str, ...] = ()
     draft_head: Path | None = None  # the trained drafter's folder
-    cascade_models: Mapping[str, LoadedModel] = field(default_factory=dict)  # of the cascade, by name, large to small
+    cascade_models: Mapping[str, LoadedModel] = field(default_factory=dict)  # by name, large to small
 
     @property
     def drafts_by(self) -> str:

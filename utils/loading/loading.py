@@ -30,7 +30,7 @@ from utils.progress import SILENT, Progress
 from utils.remote.pieces import Pieces, PieceTokenizer
 from utils.remote.server import server_at
 
-ROUNDING = "the server's"  # the name of its number format
+ROUNDING = "the server's"  # the number format of a target that a server runs
 NO_TABLES = (
     "this pair has no n-gram tables: drafts come from the conversation alone (distill --stage tables builds some)"
 )
@@ -104,7 +104,7 @@ def load_drafter(
 ) -> LoadedPair:
     """Return the same target with the drafter of another specification of the pair.
 
-    UserError as of :func:`load_pair`, and for a drafter of another method; `pair` itself stays usable.
+    UserError as :func:`load_pair`, and for a drafter of another method; `pair` itself stays usable.
     """
     pair, drafter = replace(pair, spec=spec), spec.drafter
     options = replace(options, revision=None, tp_size=1)  # one process; the revision is the target's
@@ -250,7 +250,7 @@ def _load(
 
 
 def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair:
-    """Return the pair with its server at hand. UserError for a server that is absent or refuses."""
+    """Return a pair whose target is a server. UserError for a server that is absent or refuses."""
     import torch
 
     from utils.loading.build import load_tokenizer

@@ -46,12 +46,12 @@ FORMAT = 3  # raised whenever a file is packed differently
 _PERMUTED = ("llama", "granite", "smollm3")  # llama.cpp permutes the rows of their queries and keys
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
 _GROWTH = 1.05  # bytes of a packed weight over the file's, at most
-_ALIGNED = 64  # where a weight may begin
+_ALIGNED = 64  # a weight begins at a multiple of 64 bytes
 
 _GENERATION = "generation_config.json"
 _EXPERTS = ".mlp.experts"
 
-# transformers swaps functions of its classes while it builds a model: two at once leave them swapped for good.
+# transformers swaps functions of its classes while it builds a model: two threads at once leave them swapped.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -68,14 +68,14 @@ class FileConfig(SimpleNamespace):
 
 
 def config_in(folder: Path) -> FileConfig | None:
-    """The configuration of a converted model, which has every key of its family; None for families that no compiled
-    pass knows."""
+    """Return the configuration of a converted model, which has every key of its family; None for families that no
+    compiled pass knows."""
     stored = read_object(folder / "config.json")
     return FileConfig(**stored) if stored["model_type"] in FAMILIES else None
 
 
 def entry_of(spec: ModelSpec, config: HfConfig, options: LoadOptions, progress: Progress = SILENT) -> Path:
-    """The cache entry with the packed weights of a GGUF file of this configuration, written if missing.
+    """Return the cache entry with the packed weights of a GGUF file of this configuration, written if missing.
 
     Raises UnfitError if it must be loaded as float32, UserError, Cancelled.
     """
@@ -92,7 +92,7 @@ def make_kernels(progress: Progress) -> None:
 
 
 def packed_entry(source: Callable[[], Path], digest: str, progress: Progress = SILENT) -> Path:
-    """The cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
+    """Return the cache entry with the packed weights of the GGUF file with sha256 `digest`, created if missing.
 
     UnfitError if the file cannot be packed.
     """
@@ -114,12 +114,12 @@ class _Tensor(NamedTuple):
     vector: bool
 
     def data(self) -> np.ndarray:
-        """Rows [N, bytes of a row], or the numbers."""
+        """Return rows [N, bytes of a row], or a vector's numbers."""
         return self.info.floats() if self.vector else self.info.read().reshape(math.prod(self.info.shape[:-1]), -1)
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
-    """The heads of the maps that a GGUF file has in llama.cpp's order, and its tensors. UnfitError for a tensor that
+    """Return the heads of the projections whose rows llama.cpp permuted, and the tensors. UnfitError for a tensor that
     the kernels cannot use."""
     metadata, architecture = header.metadata, header.architecture
     if architecture not in ARCHITECTURES:
@@ -127,7 +127,7 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
     tensors = []
     for info in header.parameters:
         name, part = module_name(info.name, architecture)
-        # Of gates there are few numbers, kept as float32.
+        # Gates are small and stay float32.
         vector = name.endswith(("mlp.gate", "mlp.shared_expert_gate")) or (info.kind == "F32" and len(info.shape) == 1)
         packs = info.kind in TYPES and len(info.shape) == (3 if _EXPERTS in name else 2) and part == "weight"
         if not (vector or packs):
@@ -140,10 +140,10 @@ def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
 
 
 def _write(source: Path, folder: Path, progress: Progress) -> None:
-    """Write `weights.bin`, packed weights and float32 vectors one after another, and their places in `index.json`."""
+    """Write `weights.bin`, packed weights and float32 vectors one after another, and their offsets in `index.json`."""
     header = read_header(source)
     heads, tensors = _tensors(header)
-    above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # a file has 1 + w
+    above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # the file stores 1 + w
     needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
@@ -258,7 +258,7 @@ class PackedModel(nn.Module):
 
     @cached_property
     def whole(self) -> HfModel:
-        """transformers' model over the same layers; no part of this module."""
+        """transformers' model over the same layers; not a submodule of this one."""
         quiet_libraries()
         from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -289,8 +289,8 @@ class PackedModel(nn.Module):
 
 
 def packed_model(config: FileConfig, entry: Path, folder: Path, name: str) -> PackedModel:
-    """The model of `config` over the packed weights in `entry`. `folder`: of the converted model, with its generation
-    configuration."""
+    """Return the model of `config` over the packed weights in `entry`. `folder`: the converted model's, which has its
+    generation configuration."""
     index, ends = read_object(entry / "index.json"), folder / _GENERATION
     check_memory(name, (entry / "weights.bin").stat().st_size, _SMALLER)
     data = np.fromfile(entry / "weights.bin", np.uint8)

@@ -48,10 +48,10 @@ def model_folder(
     return _local_folder(folder, not tokenizer_only)
 
 
-def head_folder(place: Path, progress: Progress = SILENT) -> Path:
-    """Return the folder of a trained draft head, which is `place` or made of the GGUF file there. Raises UserError or
+def head_folder(path: Path, progress: Progress = SILENT) -> Path:
+    """Return the folder of a trained draft head, which is `path`, or made of the GGUF file `path`. Raises UserError or
     Cancelled."""
-    return model_folder(ModelSpec(gguf=str(place)), LoadOptions(), progress, weights=False) if is_gguf(place) else place
+    return model_folder(ModelSpec(gguf=str(path)), LoadOptions(), progress, weights=False) if is_gguf(path) else path
 
 
 def digest_of(spec: ModelSpec, progress: Progress) -> str:
@@ -96,8 +96,8 @@ def _local_folder(folder: Path, weights: bool) -> Path:
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Return whether the model can be loaded without any network, by its folders; a snapshot of the hub's may be
-    incomplete."""
+    """Return whether the model's files are on this machine. Only the configuration of a hub's model is looked for, so
+    weights may be missing."""
     if spec.package is not None and spec.sha256 is not None:
         return any(is_whole(*entry) for entry in converted_entries(spec.sha256, weights=False))
     if spec.id is None:

@@ -7,7 +7,7 @@ Knows no server and no model.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-FIRST = 1 << 30  # the first piece's id beside a vocabulary: above the ids of any
+FIRST = 1 << 30  # the first piece's id where there are token ids too: above those of every vocabulary
 
 
 class Pieces:
@@ -16,7 +16,7 @@ class Pieces:
     def __init__(self, first: int = FIRST) -> None:
         self.first = first
         self._texts: list[str] = []
-        self.ids: dict[str, int] = {}  # of each piece
+        self.ids: dict[str, int] = {}  # pieces → their ids
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -34,16 +34,16 @@ class Pieces:
         return "".join(self._texts[number] for number in numbers if 0 <= number < len(self._texts))
 
     def has(self, ids: Sequence[int]) -> bool:
-        """Return whether these are ids of pieces; an answer has no others then."""
+        """Return whether these are ids of pieces; the ids of an answer are all pieces, or all tokens."""
         return bool(ids) and ids[0] >= self.first
 
     def beside(self, decode: Callable[[list[int]], str]) -> Callable[[list[int]], str]:
-        """`decode` that reads pieces too."""
+        """Return a function that decodes pieces too."""
         return lambda ids: self.text(ids) if self.has(ids) else decode(ids)
 
 
 class PieceTokenizer:
-    """A tokenizer whose every text is one piece, for a server whose own tokenizer is not known here.
+    """A tokenizer that makes one piece of every text, for a server whose own tokenizer is not known here.
 
     Its chat template shows who said what; a server puts the messages into its own.
     """

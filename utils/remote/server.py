@@ -1,7 +1,7 @@
-"""A server by its URL: its chat answers piece by piece, and what it reports of each, in OpenAI's protocol or Ollama's.
+"""Asks a server for chat answers, piece by piece with its own figures, in OpenAI's protocol or Ollama's.
 
-The official client of OpenAI does the talking for every protocol and is imported with the first request. Everything
-that can go wrong is a UserError in one line. Knows no lanes and no screen.
+OpenAI's official client sends the requests of every protocol and is imported with the first request. Every
+failure of a server is a UserError of one line. Knows no lanes and no screen.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def address_of(url: str) -> str:
 
 @dataclass(frozen=True)
 class Server(ABC):
-    """A server by its URL. A protocol is a subclass: the class variables and abstract methods, and what else it knows.
+    """A server by its URL. A protocol is a subclass with the class variables, the abstract methods and, if need be,
+    `data`.
 
     Args:
         model: the name it knows the model by; None: its only one. A URL may end in #MODEL too.
@@ -71,7 +72,7 @@ class Server(ABC):
     key_env: str | None = None
     silence: float = SILENCE
 
-    protocol: ClassVar[str]  # whose it is
+    protocol: ClassVar[str]  # its name in errors
     chat_at: ClassVar[str]  # path of the request for an answer
     models_at: ClassVar[tuple[str, str, str]]  # the path of the list of models, its field, and the field of a name
     between: ClassVar[bytes]  # the parts of a stream: a regular expression
@@ -82,13 +83,13 @@ class Server(ABC):
 
     @abstractmethod
     def pieces(self, part: Json, answer: ChatAnswer) -> Iterator[tuple[str, float | None]]:
-        """Yield the pieces of text in a part of a stream, each with its log-probability if known; tell the answer what
-        the part says of the whole of it: `logprobs`, `report`, `ended`. ValueError for what the protocol lacks."""
+        """Yield the pieces of text in a part of a stream, each with its log-probability if known, and set `logprobs`,
+        `report` and `ended` of the answer from it. ValueError for a part that breaks the protocol."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """Which program it is; how it scores drafts follows from it (sampling/models/remote.py). "": unknown."""
+        """The server program, which decides how drafts are scored (sampling/models/remote.py). "": unknown."""
 
     def data(self, part: bytes) -> bytes:
         """Return the JSON object in a part of a stream, which has `done` in the last one; empty where it has none."""
@@ -164,8 +165,8 @@ class Server(ABC):
         interrupt: Callable[[], bool],
         top_logprobs: int | None = None,
     ) -> ChatAnswer:
-        """Return the answer to a chat; `top_logprobs` log-probabilities of each token, None: none at all. UsageError as
-        :meth:`options`."""
+        """Return the answer to a chat, with `top_logprobs` log-probabilities for each token (None: without any).
+        UsageError as :meth:`options`."""
         wanted = {} if top_logprobs is None else {"logprobs": True, "top_logprobs": top_logprobs}
         return ChatAnswer(self, messages, {**self.options(settings, bias), **wanted}, interrupt)
 
@@ -180,7 +181,7 @@ class Server(ABC):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Turn whatever goes wrong with the server into a UserError of one line."""
+        """Turn every failure of the server into a UserError of one line."""
         try:
             yield
         except Exception as error:
@@ -190,11 +191,11 @@ class Server(ABC):
 
 
 def problem_of(error: BaseException, server: Server) -> str:
-    """Return a server's mistake, in one line; "" for an error that is none of its."""
+    """Return the line for a failure of a server; "" for an error that the server did not cause."""
     import openai
 
     at = server.address
-    # A stream that is being read raises the errors of the client's own client, whose module has had two names.
+    # While a stream is read, errors come from the HTTP library below the client, whose module has had two names.
     broke = error if type(error).__module__.startswith("httpx") else None
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(broke).__name__:
         return f"{at} sent nothing for {server.silence:g} s"
@@ -223,14 +224,14 @@ _PAGE = "a web page in place of an API: a URL ends in /v1, that of Ollama's own 
 
 
 def _line(error: object) -> str:
-    """At most 200 characters on one line; of HTML and XML only that it is some, for no JSON begins like it."""
+    """Return at most 200 characters on one line; `_PAGE` for HTML and XML, which begin with < as no JSON does."""
     text = " ".join(str(error).split())
     return _PAGE if text.startswith("<") else (text or type(error).__name__)[:200]
 
 
 @dataclass
 class ChatAnswer:
-    """A server's answer to a chat: iterates over (text, seconds since the piece before), the request's for the first.
+    """A server's answer to a chat: iterates over (text, seconds since the piece before, or since the request).
 
     Text that is sent apart, such as reasoning, counts as a piece without text. `logprobs` are the entries of its
     tokens, if they were wanted, `log_prob` that of the latest piece, None where the server gives none. `reason` and
@@ -341,7 +342,7 @@ def token_pieces(text: str, entries: Sequence[Json]) -> list[tuple[str, float | 
 
 
 def count_of(record: object, name: str) -> int | None:
-    """Return a count in part of an answer, whatever stands there."""
+    """Return the count `name` in part of an answer; None if there is none, or a value that is no count."""
     value = record.get(name) if isinstance(record, Mapping) else None
     return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
 
@@ -359,13 +360,13 @@ def field_of(record: object, name: str, kind: type[FieldType]) -> FieldType | No
 
 # -- OpenAI's protocol, with what engines add to it -------------------------------------------------------
 
-_COUNTERS = {  # of /metrics, by what they count; vLLM's, then SGLang's, which counts no drafts
+_COUNTERS = {  # what is counted → the counter in /metrics: vLLM's, then SGLang's, which counts no drafts
     "drafted": "vllm:spec_decode_num_draft_tokens_total",
     "accepted": "vllm:spec_decode_num_accepted_tokens_total",
     "passes": "vllm:spec_decode_num_drafts_total",
     "verified": "sglang:spec_verify_calls_total",
 }
-_DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
+_DRAFTS = {  # by their path in a chunk: an engine's own counts of an answer's drafts, accepted ones and passes
     "timings": ("draft_n", "draft_n_accepted", ""),  # llama-server: tools/server/README.md
     "metrics.speculative_decoding": ("num_draft_tokens", "num_accepted_draft_tokens", "num_spec_steps"),  # vLLM 0.32:
     # docs/features/speculative_decoding/acceptance_metrics.md; SGLang answers `return_spec_tokens_details` (its #33518)
@@ -376,14 +377,15 @@ _DRAFTS = {  # by its place in a chunk: an engine's own counts of an answer's dr
 _RATES = {"timings": "predicted_per_second", "metrics": "tokens_per_second", "stats": "tokens_per_second"}
 _KINDS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama-server", "me": "llama-cpp-python"}
 
-# Settings that the protocol has no field for, some engines have, and the value of each that is off:
+# Settings for which the protocol has no field but some engines do, each with the value that switches it off:
 FURTHER = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 # Engines that take those fields, and the value of `top_k` that allows every token: a field that is left out has the
 # engine's own default.
 ALL = {"vLLM": -1, "SGLang": -1, "llama-server": 0, "llama-cpp-python": 0}
 
 
-FORM_FIELDS = {  # of a form that is no JSON schema (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+# (program, form) → the field of a request (engines' "Structured Outputs"; llama.cpp's tools/server/README.md)
+FORM_FIELDS = {
     **dict.fromkeys((("vLLM", "grammar"), ("vLLM", "regex")), "structured_outputs"),
     **{("SGLang", "grammar"): "ebnf", ("SGLang", "regex"): "regex"},
     **dict.fromkeys((("llama-server", "grammar"), ("llama-cpp-python", "grammar")), "grammar"),
@@ -423,7 +425,7 @@ class OpenAIServer(Server):
             raise UsageError(f"{self.address} has no field for {wrong} (now {settings.show(wrong)})")
         if self.kind.startswith("llama"):
             options["repeat_penalty"] = options.pop("repetition_penalty")
-        if self.kind == "llama-server" and bias:  # its own form bans for certain
+        if self.kind == "llama-server" and bias:  # in its own form `false` bans a token
             options["logit_bias"] = [[token, amount > -math.inf and amount] for (token,), amount in bias.items()]
         return options | ({"return_spec_tokens_details": True} if self.kind == "SGLang" else {})
 
@@ -457,20 +459,20 @@ class OpenAIServer(Server):
 
 
 def _reported(chunk: Json) -> Json:
-    """Return what a chunk says of the whole answer: `usage`, and what engines add of drafts and their rate."""
+    """Return a chunk's figures of the whole answer: `usage`, and the drafts and the rate that engines add."""
     usage = chunk.get("usage")
-    found: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
-    for place, names in _DRAFTS.items():
+    figures: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
+    for path, names in _DRAFTS.items():
         counts = {
-            key: count_of(_at(chunk, place), name)
+            key: count_of(_at(chunk, path), name)
             for key, name in zip(("drafted", "accepted", "passes"), names, strict=True)
         }
-        found |= {key: count for key, count in counts.items() if count is not None}
-    for place, name in _RATES.items():
-        rate = (_at(chunk, place) or {}).get(name)
+        figures |= {key: count for key, count in counts.items() if count is not None}
+    for path, name in _RATES.items():
+        rate = (_at(chunk, path) or {}).get(name)
         if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
-            found["rate"] = float(rate)
-    return {name: count for name, count in found.items() if count is not None}
+            figures["rate"] = float(rate)
+    return {name: count for name, count in figures.items() if count is not None}
 
 
 def _growth(before: Mapping[str, float], after: Mapping[str, float], tokens: int | None) -> Json:
@@ -498,16 +500,16 @@ async def _counters(client: AsyncOpenAI) -> dict[str, float]:
     return {name: sum(map(float, each)) for name, each in values.items() if each}
 
 
-def _at(chunk: Mapping[str, object], place: str) -> Mapping[str, object] | None:
-    """Return the record at a dotted place of a chunk; None where there is none."""
+def _at(chunk: Mapping[str, object], path: str) -> Mapping[str, object] | None:
+    """Return the record at a dotted path in a chunk; None if there is none."""
     record: object = chunk
-    for name in place.split("."):
+    for name in path.split("."):
         record = record.get(name) if isinstance(record, Mapping) else None
     return record if isinstance(record, Mapping) else None
 
 
 def form_for(server: Server, settings: Any) -> Json:
-    """The fields of a request that give the answer its form. UsageError where the server has none."""
+    """Return the fields of a request that give the answer its form. UsageError if the server has none for it."""
     if settings.form is None:
         return {}
     from utils.grammar import form_text, is_lark_syntax, schema_of
