@@ -203,12 +203,10 @@ class Pairs:
 LONGEST_BACK = 1_000  # characters of a refused message that goes back into the input line
 
 
-class NotSentError(UserError):
-    """The message was not sent; it goes back into the input line."""
-
-
 class ConsoleState(Surface):
     """Everything but the keyboard. `live`: there is a terminal to draw on; `out` and `errors` may be the same."""
+
+    can_continue = True
 
     def __init__(
         self, layers: Layers, options: ModelOptions, out: Console, errors: Console, loader: Loader, live: bool
@@ -331,14 +329,14 @@ class ConsoleState(Surface):
         return list(catalogue(self.options).pairs)
 
     def engine(self) -> PairEngine:
-        """The loaded pair; waits for it and shows how far it is. NotSentError if there is none in the end."""
+        """The loaded pair; waits for it and shows how far it is. UserError if there is none in the end."""
         self.collect()
         if (job := self.pairs.job) is not None:
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
-                raise NotSentError("not sent: loading continues, the message is back in the input line")
+                raise UserError("not sent: loading continues, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:
-            raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
+            raise UserError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
         return self.pairs.engine
 
     def say_markers(self, plan: Plan) -> None:
