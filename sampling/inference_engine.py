@@ -25,7 +25,6 @@ _UNUSED = (
     *("generated_token_size", "patched_parallelism_size", "use_spec_dec"),
 )
 _NAMED = {"llama": "llama-2", "vicuna": "vicuna"}  # prompt templates → utils/catalogue/templates.py
-_BAICHUAN = " <reserved_106> {input_text} <reserved_107> "
 _REFUSED = {"beam_width": 1, "forced_eos_token_id": None}
 
 _log = logging.getLogger("sampling")
@@ -78,7 +77,9 @@ class InferenceConfig:
         self.max_batch_size = whole("max_batch_size", max_batch_size, 1, ALLOWED)
         self.max_output_len = whole("max_output_len", max_output_len, 1, ALLOWED)
         self.max_input_len = whole("max_input_len", max_input_len, 1, ALLOWED)
-        template = {"baichuan": _BAICHUAN}.get(prompt_template or "", prompt_template)
+        template = {"baichuan": " <reserved_106> {input_text} <reserved_107> "}.get(
+            prompt_template or "", prompt_template
+        )
         if template is not None and template not in _NAMED and "{input_text}" not in template:
             raise UserError(
                 f"prompt_template must be llama, vicuna, baichuan or hold {{input_text}}, got {shown(template)}"

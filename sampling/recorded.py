@@ -38,7 +38,6 @@ _TENSOR = re.compile(
     r"tensor\(\s*(\[[\s,]*(?:\[[^\[\]]*\][\s,]*)+\]|\[[^\[\]]*\])[^()\[\]]*\)|\S+"
 )  # a printed tensor (group 1: its numbers), or any other word
 _ROW = re.compile(r"\[[^\[\]]*\]")
-_SHORTENED = " (torch has shortened a tensor: torch.set_printoptions(threshold=…))"
 
 Arch = Literal["causal", "seq2seq"]
 # How the values of a file were read; "told": as the file or the caller says.
@@ -47,7 +46,7 @@ Reading = Literal["told", "answers alone", "prompt first", "start first"]
 
 def _rows(file: Path, text: str) -> Iterator[tuple[int, IdTuple]]:
     """Yield every row of every tensor, with the line on which it begins."""
-    hint = _SHORTENED if "..." in text else ""
+    hint = " (torch has shortened a tensor: torch.set_printoptions(threshold=…))" if "..." in text else ""
     for tensor in _TENSOR.finditer(text):
         if tensor[1] is None:
             refuse(file, text, tensor.start(), f"expected tensor([[…]]), rows of ids, got {tensor[0][:20]!r}{hint}")

@@ -174,9 +174,6 @@ class Facts(Protocol):
 class Distributions(Protocol):
     """The verifier's processed distributions at the root and after each node of a draft."""
 
-    def all(self) -> Tensor:
-        """Return them all, [B, N+1, V]."""
-
     def at(self, rows: Sequence[int], nodes: Sequence[int]) -> Tensor:
         """Return those of M rows after M nodes (-1: the root), [M, V]."""
 

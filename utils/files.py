@@ -209,6 +209,11 @@ def read_text(path: str | Path) -> str:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
+def numbered_lines(path: str | Path) -> list[tuple[int, str]]:
+    """Return the lines of a file that are not blank, with their numbers. UserError if it cannot be read."""
+    return [(number, line.strip()) for number, line in enumerate(read_text(path).split("\n"), start=1) if line.strip()]
+
+
 def object_in(text: str, where: object) -> Json:
     """Return the JSON object in a text. UserError, which names `where`, if it holds none."""
     try:

@@ -6,6 +6,7 @@ as it is. Knows no screen.
 
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import IO
 
 _CONTROLS = [*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)]
@@ -19,6 +20,7 @@ _UNSEEN = [
 _SURROGATES = range(0xD800, 0xE000)
 
 
+@cache
 def _table(ascii_only: bool) -> dict[int, str]:
     """Return the replacements of the characters that a terminal would obey, or that are not seen."""
     table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _DIRECTIONS}
@@ -30,9 +32,6 @@ def _table(ascii_only: bool) -> dict[int, str]:
     }
 
 
-_TABLES = {False: _table(False), True: _table(True)}
-
-
 def visible(text: str, ascii_only: bool = False) -> str:
     """Return `text` without anything that a terminal would obey: only line breaks and tabs are left.
 
@@ -42,7 +41,7 @@ def visible(text: str, ascii_only: bool = False) -> str:
     if text.isprintable():
         return text
     text = text.replace("\r\n", "\n").removesuffix("\r")
-    return text.translate(_TABLES[ascii_only])
+    return text.translate(_table(ascii_only))
 
 
 def to_stderr(*lines: str, stream: IO[str] | None = None) -> None:

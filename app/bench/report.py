@@ -115,7 +115,6 @@ def reviews_cell(row: SummaryFields) -> str:
     return ", ".join(passed) or "-"
 
 
-_PAGE = Path(__file__).with_name("report.html")
 MEANINGS = {  # by column of the table of methods
     "predicted_per_second": "tokens a second after the first token: the mean of the repeats, ± their deviation",
     "speedup": "the rate over that of plain decoding (ar) in the same run, the median of the repeats",
@@ -197,7 +196,7 @@ def page(run: Run, name: str) -> str:
     columns = [key for key in heads if any(row[key] not in (None, []) for row in figures)]
     applied = {name for row in calling for name in applying(row["swi"])}
     tables, facts = [name for name in BY if name in applied], [*run.__pydantic_extra__.items()]
-    return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
+    return environment.from_string(Path(__file__).with_name("report.html").read_text(encoding="utf-8")).render(
         run=run,
         name=name,
         sentence=_sentence(run.summary),

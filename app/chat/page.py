@@ -30,7 +30,6 @@ from utils.growing_text import Window
 from utils.objects import Json
 from utils.visible import visible
 
-_TEMPLATE = Path(__file__).with_name("page.html")
 _LOOK = Look(width=10_000)
 _NO_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 PageCell = str | float | None
@@ -51,7 +50,6 @@ CHOICES = (
     "q_processed",
 )  # "text" is an index into the page's `texts`
 SAMPLES = "Samples, with their number and the probability of all tokens so far"
-NOT_THERE = "the drafts and figures of this answer are not there"
 
 
 class PageAnswer(NamedTuple):
@@ -75,7 +73,7 @@ def page(answers: Iterable[PageAnswer], title: str = "Conversation") -> str:
         "answers": [_data(answer, texts) for answer in every],
         "texts": list(texts),  # `_data` has filled it
     }
-    template = _TEMPLATE.read_text(encoding="utf-8")
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     script = template.rpartition("<script>")[2].partition("</script>")[0]
     parts = {
         "policy": f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}",
@@ -107,7 +105,7 @@ def _html(text: str) -> str:
 
 
 def _article(number: int, answer: PageAnswer) -> str:
-    models, notes = "", [NOT_THERE]
+    models, notes = "", ["the drafts and figures of this answer are not there"]
     lanes = f'<section class="lane"><p class="text">{_html(answer.text)}</p></section>'
     if answer.tracks:
         models = _line(heading(answer.models, answer.settings, _LOOK).rows())

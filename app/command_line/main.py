@@ -13,7 +13,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib import import_module
-from typing import IO, TextIO
+from typing import IO
 
 from app.command_line.arguments import COMMANDS, Request, read_request
 from app.settings.table import Layers, misspelt_variables
@@ -46,11 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left
-        _silence(sys.stdout)
     except OSError as error:
-        _silence(sys.stdout)
-        if code == 0:  # else the error was reported already
+        # Point the broken stream at nothing, so that the interpreter's last flush raises no error.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Of a broken pipe the reader has left; another error may have been reported already.
+        if code == 0 and not isinstance(error, BrokenPipeError):
             to_stderr(f"error: {_line(error, verbose)}")
             code = 1
     if this_process().world_size > 1:
@@ -95,12 +96,6 @@ def _line(error: Exception, verbose: bool) -> str:
     first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
     hint = "" if verbose else " (run with --verbose for the traceback)"
     return f"internal: {type(error).__name__}{first}{hint}"
-
-
-def _silence(stream: TextIO | None) -> None:
-    """Point a broken stream at the null device, so that the interpreter's last flush raises no error."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
 
 
 def _run(request: Request) -> int:

@@ -143,14 +143,14 @@ def back_to(state: ConsoleState, line: str) -> None:
 
 
 def regen(state: ConsoleState, _: object) -> None:
-    _decode(state, state.said().plan_regen())
+    decode(state, state.said().plan_regen())
 
 
 def go_on(state: ConsoleState, _: object) -> None:
-    _decode(state, state.said().plan_continue(state.settings.stop))
+    decode(state, state.said().plan_continue(state.settings.stop))
 
 
-def _decode(state: ConsoleState, plan: Plan) -> None:
+def decode(state: ConsoleState, plan: Plan) -> None:
     if not answer(plan, state):
         state.hint(UNANSWERED)
 

@@ -16,8 +16,7 @@ from prompt_toolkit.completion import Completion
 from rich.console import Console
 
 from app.chat.conversation import clean
-from app.console.answer import UNANSWERED, answer
-from app.console.chat_commands import saved
+from app.console.chat_commands import decode, saved
 from app.console.prompt import HungUpError, LeaveError, PromptReader, state_folder
 from app.console.slash_commands import COMMANDS, completions, dispatch
 from app.console.state import ConsoleState, Loader, load_engine, one_line
@@ -162,8 +161,7 @@ def handle(state: ConsoleState, line: str) -> None:
             state.collect()
             if text := dispatch(clean(line), state, COMMANDS):
                 with state.sending(text):
-                    if not answer(state.conversation().plan(text), state):
-                        state.hint(UNANSWERED)
+                    decode(state, state.conversation().plan(text))
     except Exception as error:
         tell(state, error)
 

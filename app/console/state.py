@@ -203,13 +203,11 @@ class Pairs:
 LONGEST_BACK = 1_000  # characters of a refused message that goes back into the input line
 
 
-class NotSentError(UserError):
-    """The message was not sent; it goes back into the input line."""
-
-
 class ConsoleState(Surface):
     """The console's whole state but the prompt. `live`: there is a terminal to draw on; `out` and `errors` may be the
     same console."""
+
+    can_continue = True
 
     def __init__(
         self, layers: Layers, options: ModelOptions, out: Console, errors: Console, loader: Loader, live: bool
@@ -332,14 +330,14 @@ class ConsoleState(Surface):
         return list(catalogue(self.options).pairs)
 
     def engine(self) -> PairEngine:
-        """Return the loaded pair, after waiting for it with its progress shown. NotSentError if none gets loaded."""
+        """Return the loaded pair, after waiting for it with its progress shown. UserError if none gets loaded."""
         self.collect()
         if (job := self.pairs.job) is not None:
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
-                raise NotSentError("not sent: loading continues, the message is back in the input line")
+                raise UserError("not sent: loading continues, the message is back in the input line")
             self.collect()
         if self.pairs.engine is None:
-            raise NotSentError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
+            raise UserError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")
         return self.pairs.engine
 
     def say_markers(self, plan: Plan) -> None:

@@ -22,7 +22,7 @@ from app.chat.conversation import ChatSettings, Conversation, Plan, clean
 from app.settings.table import Field, Settings, by_name
 from app.settings.types import Text, Whole, got
 from utils.errors import UsageError, raise_first
-from utils.files import object_in, read_text
+from utils.files import numbered_lines, object_in, read_text
 from utils.loading.loaded import NO_LIMIT
 from utils.objects import Json
 
@@ -171,6 +171,8 @@ def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Qu
         return list(BUILT_IN)
     file = Path(os.path.expanduser(path))
     questions = []
+    if not file.exists():
+        raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
         row = {"prompt": line} if file.suffix == ".txt" else object_in(line, where)
@@ -185,13 +187,6 @@ def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Qu
     if not questions:
         raise UsageError(f"{file} holds no prompts")
     return questions
-
-
-def numbered_lines(file: Path) -> list[tuple[int, str]]:
-    """Return the lines of a prompt file that are not blank, with their numbers. UsageError if it cannot be read."""
-    if not file.exists():
-        raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
-    return [(number, line.strip()) for number, line in enumerate(read_text(file).split("\n"), start=1) if line.strip()]
 
 
 def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:

@@ -24,7 +24,7 @@ from app.screen.live import Track, explained_track, play, rounds_of, show, stepp
 from app.screen.output import fitted
 from app.screen.rows import Lines, Row, plural
 from app.screen.terminal import Interrupts, await_enter, await_key, is_live, make_console, quiet_keys, view
-from app.screen.view import Canvas, Surface, heading, question
+from app.screen.view import Surface, heading, question
 from app.settings.table import FORMS, Field, ModelOptions, Settings
 from app.settings.types import Whole
 from sampling.stats.summary import disturbed, speedup
@@ -49,9 +49,9 @@ def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     console = make_console(settings)
     live = is_live(console) and not settings.quiet and args.speed > 0
     if args.inspect and answers:
-        return walk_over(answers[-1], Canvas(settings, console, is_live(console)))
+        return walk_over(answers[-1], Surface(settings, console, is_live(console)))
     with quiet_keys(), Interrupts() as stop:
-        if not all(map(Player(Canvas(settings, console, live, stop), args.speed).play, answers)):
+        if not all(map(Player(Surface(settings, console, live, stop), args.speed).play, answers)):
             return INTERRUPTED
     to_stderr(*log.notes, *([] if answers else [f"{args.file} holds no answer yet"]))
     return 0
@@ -62,7 +62,7 @@ def _on_page(answer: LoggedAnswer) -> PageAnswer:
     return PageAnswer(answer.opening.prompt, answer.text(tracks), answer.head.model_dump(), answer.settings, tracks)
 
 
-def walk_over(answer: LoggedAnswer, surface: Canvas) -> int:
+def walk_over(answer: LoggedAnswer, surface: Surface) -> int:
     """Walk over an answer's tokens on a terminal, elsewhere list them; return the exit code."""
     track = answer.over()[-1]
     if not any(step.positions for step in track.steps):
@@ -84,7 +84,7 @@ class Player:
     surface's settings have a `slow`, that replaces the answers' own.
     """
 
-    def __init__(self, surface: Canvas, speed: float) -> None:
+    def __init__(self, surface: Surface, speed: float) -> None:
         self.surface, self.speed = surface, speed
         self._shown = list[Row]()
 
@@ -299,7 +299,7 @@ def play_recorded(settings: Settings, steps: Sequence[tuple[int, PlayedStep]]) -
     answers = dict(zip(STEPS, steps_of(settings), strict=True))
     console = make_console(settings)
     with quiet_keys(), Interrupts() as stop:
-        surface = Canvas(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
+        surface = Surface(settings, console, is_live(console) and not settings.quiet, stop, touring=True)
         surface.say(f"This is what a win and a loss look like (page: {PAGE})")
         player = Player(surface, 1.0)
 

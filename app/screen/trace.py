@@ -27,7 +27,6 @@ _ASCII_LINES = str.maketrans("├│└─", "||`-")
 DRAFTED, SCORED, ACCEPTED = range(3)  # how far a round has come
 _TIMES = (("draft", "accepted"), ("verify", "target"), ("sample", "question"), ("other", "faint"))  # with their roles
 _INDENT = 2  # columns by which each level of reviews is indented
-REVIEWED = "reviews inside may be lenient: only the target's decides the text"
 
 
 class Drafted(NamedTuple):
@@ -238,7 +237,7 @@ class Trace(Drawn):
             compared += "; (not examined: at temperature 1)"
         return [
             RULES[self.rule],
-            *([REVIEWED] if self._reviewed else []),
+            *(["reviews inside may be lenient: only the target's decides the text"] if self._reviewed else []),
             compared if self._compared else f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),
         ]

@@ -347,7 +347,7 @@ class Surface:
     live: bool = False
     stop: Interrupts = field(default_factory=Interrupts)
     touring: bool = False
-    can_continue: bool = True
+    can_continue: bool = False
 
     @property
     def look(self) -> Look:
@@ -362,13 +362,6 @@ class Surface:
         """Say a line that matters less; --quiet leaves it out."""
         if not self.settings.quiet:
             self.out.print(text, style="dim")
-
-
-@dataclass(eq=False)
-class Canvas(Surface):
-    """The surface of replay and the recorded tour."""
-
-    can_continue: bool = False
 
 
 def question(text: str, look: Look) -> Text:

@@ -308,11 +308,6 @@ class ModelDrafter(Proposer):
         if rule is Rule.POINT:
             raise UserError(f"{lm.name}: drawn drafts are not point masses")
 
-    @property
-    def session(self) -> Session | None:
-        """The model's session."""
-        return self.model.session
-
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
         """Return chains of at most budget.max_depth[b] tokens; probs [B, N, V] unless point masses."""
         chain, model = super().propose(rows, budget, sampler), self.model

@@ -22,8 +22,8 @@ class PositionFacts:
     """The facts of the logits at one position.
 
     `values`: the largest logits. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of` reads the logit of one id.
-    `likeliest`: a few ids with their probabilities in the distribution of the draw; [] if unknown. LogitsError where
-    the logits have NaN, +inf, or nothing but -inf.
+    `likeliest`: a few ids, the likeliest first, with their probabilities in the distribution of the draw; [] if
+    unknown. LogitsError where the logits have NaN, +inf, or nothing but -inf.
     """
 
     def __init__(
@@ -34,12 +34,7 @@ class PositionFacts:
         likeliest: list[tuple[int, float]],
     ) -> None:
         check_number(mass)
-        self._values, self._mass, self._likeliest, self._logit_of = values, mass, likeliest, logit_of
-
-    @property
-    def likeliest(self) -> list[tuple[int, float]]:
-        """A few ids, the likeliest first, and their probabilities in the distribution of the draw; [] if unknown."""
-        return self._likeliest
+        self._values, self._mass, self.likeliest, self._logit_of = values, mass, likeliest, logit_of
 
     @property
     def gap(self) -> float:
@@ -67,8 +62,8 @@ class WalkedFacts(PositionFacts):
         logit = ctypes.c_float.from_address(walked.logits + 4 * token).value
         return math.exp(logit - walked.values[0]) / float(walked.mass)
 
-    @property
-    def likeliest(self) -> list[tuple[int, float]]:
+    @cached_property
+    def likeliest(self) -> list[tuple[int, float]]:  # type: ignore[override]
         walked, filters = self._walked, self._filters
         if filters is None or walked.kept < 0:
             return []

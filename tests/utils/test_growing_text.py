@@ -31,9 +31,10 @@ def decode(ids: list[int]) -> str:
 
 
 def grown(ids: list[int], context: int = 0) -> str:
-    """What is handed out of `ids`, of which the first so many were there before."""
-    window = Window(decode, ids[:context])
-    return "".join(map(window.push, ids[context:])) + window.rest()
+    """What is handed out of `ids`, of which the first so many were there before, once as many words come after them as
+    make an incomplete character known for what it is."""
+    window, words = Window(decode, ids[:context]), 14
+    return "".join(map(window.push, [*ids[context:], *[WORLD] * words])).removesuffix(" world" * words)
 
 
 SPELT = ["สวัสดีครับผมชื่อ", "안녕하세요반갑습니다저는", "😀" * 9, "Grüße, façade, naïve"]

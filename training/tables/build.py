@@ -18,7 +18,7 @@ import numpy as np
 
 from sampling.drafters.tables.table_file import TableArrays, grown, keys_of, write_tables
 from utils.errors import UsageError, UserError
-from utils.files import object_in, read_text
+from utils.files import numbered_lines, object_in, read_text
 
 Array = np.ndarray[Any, Any]
 PRIOR = 8.0  # k: the weight of the shorter context's distribution, in sightings; at 8 the confidence is calibrated
@@ -119,13 +119,6 @@ def _level(
     return level, probs[pair], best[context]
 
 
-def numbered_lines(path: str | Path) -> Iterator[tuple[str, str]]:
-    """Yield "FILE:NUMBER" and the text of each line that is not blank. UserError if the file cannot be read."""
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            yield f"{path}:{number}", line
-
-
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
     """Return the sequences of a file.
 
@@ -137,7 +130,7 @@ def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator
     """
     file = Path(path).expanduser()
     if file.suffix in (".jsonl", ".json"):
-        return (passage_of(line, where, vocab_size, encode) for where, line in numbered_lines(file))
+        return (passage_of(line, f"{file}:{number}", vocab_size, encode) for number, line in numbered_lines(file))
     return (Passage(encode(part)) for part in read_text(file).split("\n\n") if part.strip())
 
 

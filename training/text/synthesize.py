@@ -21,10 +21,10 @@ from torch import Tensor
 
 from sampling.sampler import stream_key, uniforms
 from sampling.types import LM, Draft
-from training.tables.build import Passage, numbered_lines, passage_of
+from training.tables.build import Passage, passage_of
 from training.text.dialogues import Ask, Chat, DialogueLine, PromptSource
 from utils.errors import UserError
-from utils.files import append, drop_half_line
+from utils.files import append, drop_half_line, numbered_lines
 from utils.progress import never
 
 _STREAM = 16  # the noise stream of a chat's first continuation; the second has the next stream, and so on
@@ -224,7 +224,9 @@ def read_texts(files: Iterable[str | Path], vocab_size: int, longest: int) -> li
     Raises:
         UserError: a file or line that cannot be read, or an id outside the vocabulary, named by its number.
     """
-    texts = [passage_of(line, where, vocab_size) for file in files for where, line in numbered_lines(file)]
+    texts = [
+        passage_of(line, f"{file}:{number}", vocab_size) for file in files for number, line in numbered_lines(file)
+    ]
     return [text for each in texts if (text := cut(each.ids, each.start, longest)) is not None]
 
 

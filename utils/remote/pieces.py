@@ -18,9 +18,6 @@ class Pieces:
         self._texts: list[str] = []
         self.ids: dict[str, int] = {}  # pieces → their ids
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def id_of(self, text: str) -> int:
         """Return the id of a piece, a new one at its first use."""
         if text not in self.ids:

@@ -23,7 +23,7 @@ from app.replay.player import Player
 from app.replay.session_log import LoggingDecoder, ReplayingDecoder, SessionLogWriter, opened, read_log
 from app.screen.live import Track, frame
 from app.screen.palette import Look
-from app.screen.view import Canvas
+from app.screen.view import Surface
 from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step
 from tests.support.refusals import refused
@@ -272,7 +272,7 @@ def test_a_damaged_file_is_shown_or_refused_in_one_line(
     out = Console(file=io.StringIO(), width=60)
     try:
         for answer in read_log(file).answers:
-            Player(Canvas(Settings(view="trace"), out), 0).play(answer)
+            Player(Surface(Settings(view="trace"), out), 0).play(answer)
         told = f"{file}:"
     except UserError as error:
         told = str(error)

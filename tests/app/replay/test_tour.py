@@ -14,15 +14,15 @@ from rich.console import Console
 from app.command_line.main import main
 from app.replay.player import BASE_SETTINGS, PAGE, RECORDED, STEPS, chosen, slowness, steps_of, walk
 from app.screen.live import Track
-from app.screen.view import Canvas
+from app.screen.view import Surface
 from app.settings.table import Settings
 from tests.support.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def place(width: int = 100) -> Canvas:
-    return Canvas(Settings(), Console(file=io.StringIO(), width=width, color_system=None, no_color=True))
+def place(width: int = 100) -> Surface:
+    return Surface(Settings(), Console(file=io.StringIO(), width=width, color_system=None, no_color=True))
 
 
 def test_a_step_says_its_title_and_what_to_look_at_and_the_next_one_is_announced() -> None:

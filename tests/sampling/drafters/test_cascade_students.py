@@ -262,8 +262,8 @@ def test_after_every_round_a_reviewer_says_what_a_fresh_one_does(case: str, laye
         row += emitted([event])[0]
         beside = fed(target, [row], [len(row) - 1])
         for member in drafter.members:
-            if isinstance(member, ModelDrafter) and member.session is not None:
+            if isinstance(member, ModelDrafter) and member.model.session is not None:
                 fresh = member.lm.open([row], target=beside)
                 fresh.score([row[:-1]], Draft.empty(1))
-                close(member.session.fork().score([row], Draft.empty(1)), fresh.score([row], Draft.empty(1)))
+                close(member.model.session.fork().score([row], Draft.empty(1)), fresh.score([row], Draft.empty(1)))
     assert len(row) == len(prompt) + 24
