@@ -108,8 +108,7 @@ def test_run_on_a_terminal(server: ScriptedServer, monkeypatch: pytest.MonkeyPat
 def test_error_lines_of_commands(
     server: ScriptedServer, words: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = ["--target", server.url] if words[0] == "run" else []
-    assert main([*words, *target]) == code
+    assert main([*words, *(["--target", server.url] if words[0] == "run" else [])]) == code
     err = capsys.readouterr().err
     assert not OBEYED.findall(err), ascii(err)
     assert "evil" in err

@@ -234,8 +234,7 @@ def test_forms_do_on_a_device_what_they_do_on_the_cpu(word: str, grown: str, kin
 def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str, prompt: Rows) -> None:
     def pair(place: Callable[[Any], Any]) -> tuple[LM, dict[str, Callable[[], Drafter]]]:
         target = t5()
-        small = t5(7, like=target, noise=0.05)
-        return EncDecLM(place(target)), drafters(place(small))
+        return EncDecLM(place(target)), drafters(place(t5(7, like=target, noise=0.05)))
 
     def run(both: tuple[LM, dict[str, Callable[[], Drafter]]]) -> list[Event]:
         return decode(both[0], prompt, both[1][word](), sampler(0.8, 3), length=8)
@@ -256,8 +255,7 @@ def rounds(word: str, kind: str, prompt: Rows, grown: str = "none") -> list[dict
     with pretending() as waits:
         pair = on_the_device()
         drafter = pair.build(DraftRequest(word, Settings(), grown))
-        events = generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4))
-        for event in events:
+        for event in generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4)):
             if isinstance(event, Step) and event.row == 0:
                 each.append(dict(waits))
                 waits.clear()

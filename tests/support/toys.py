@@ -54,8 +54,7 @@ class ToyLM(LM):
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """[len(contexts), V] logits after each prefix."""
-        rows = [torch.as_tensor(self._logits_of(tuple(context)), dtype=self.dtype) for context in contexts]
-        return torch.stack(rows)
+        return torch.stack([torch.as_tensor(self._logits_of(tuple(context)), dtype=self.dtype) for context in contexts])
 
     def open(
         self, prompt: Rows, *, previous: ToySession | None = None, target: object = None, hidden: bool = False
@@ -84,8 +83,7 @@ class TableLM(ToyLM):
         super().__init__(vocab_size, lambda prefix: [], name, context, dtype)
         noise = torch.Generator().manual_seed(seed)
         size = vocab_size + 1  # the extra index stands for "no such token yet"
-        table = torch.randn((size, size, vocab_size), generator=noise, dtype=torch.float64) * sharpness
-        self.table = table.to(dtype)
+        self.table = (torch.randn((size, size, vocab_size), generator=noise, dtype=torch.float64) * sharpness).to(dtype)
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         none = self.vocab_size

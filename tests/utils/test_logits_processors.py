@@ -102,8 +102,7 @@ def full_sort(probs: Tensor, top_p: float) -> Tensor:
     """The oracle: all ids sorted, the first of equal ones first; kept while the mass before them is below top_p."""
     values, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
-    kept = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, before < top_p)
-    left = torch.where(kept, probs, 0.0)
+    left = torch.where(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, before < top_p), probs, 0.0)
     return left / left.sum(dim=-1, keepdim=True)
 
 

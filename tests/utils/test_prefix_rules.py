@@ -126,8 +126,13 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize("prefixes", [None, [], [[1]], [[1]] * 3])
 def test_a_missing_prefix_is_an_error(prefixes: Any) -> None:
     given = 0 if prefixes is None else len(prefixes)
-    with pytest.raises(ValueError, match=f"needs the tokens before each distribution: 2 rows, {given} prefixes"):
-        make_processor(1.0, repetition_penalty=2.0)(torch.zeros(2, 4), prefixes)
+    refused(
+        make_processor(1.0, repetition_penalty=2.0),
+        torch.zeros(2, 4),
+        prefixes,
+        kind=ValueError,
+        match=f"needs the tokens before each distribution: 2 rows, {given} prefixes",
+    )
 
 
 @pytest.mark.parametrize(

@@ -128,8 +128,7 @@ def shared_steps(target: str, out: str) -> int:
 
 
 def test_a_shared_session_does_what_one_of_a_whole_model_does(catalogue: Path, tmp_path: Path) -> None:
-    target = str(catalogue.parent / "target")
-    with Ranks(tmp_path, 3, shared_steps, target, str(tmp_path / "found.pt")) as ranks:
+    with Ranks(tmp_path, 3, shared_steps, str(catalogue.parent / "target"), str(tmp_path / "found.pt")) as ranks:
         assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
     shared, whole = torch.load(tmp_path / "found.pt"), steps(CausalLM(TransformersNetwork(whole_target())))
     for got, wanted in zip(shared, whole, strict=True):

@@ -27,8 +27,7 @@ CUT = {"max_length": 5, "stride": 0, "strategy": "LongestFirst", "direction": "R
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    spec = catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target
-    return model_folder(spec, LoadOptions())
+    return model_folder(catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target, LoadOptions())
 
 
 @pytest.fixture(scope="module")

@@ -286,8 +286,7 @@ def test_colour_follows_flag_then_environment_then_terminal(
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = build_parser(command).format_help()
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, build_parser(command).format_help().splitlines())) <= 80
 
 
 def infer(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -324,14 +323,14 @@ def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_told_once_also_when_it_shows_late() -> None:
-    for unbuffered in ("1", ""):
-        words, environ = f"{sys.executable} {ROOT / 'infer.py'} pairs > /dev/full", {"PYTHONUNBUFFERED": unbuffered}
-        process = subprocess.run(
-            ["sh", "-c", words], env=os.environ | environ, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert process.returncode == 1
-        assert process.stderr == "error: cannot read or write: No space left on device\n"
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_full_disk_is_told_once_also_when_it_shows_late(unbuffered: str) -> None:
+    words, environ = f"{sys.executable} {ROOT / 'infer.py'} pairs > /dev/full", {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.run(
+        ["sh", "-c", words], env=os.environ | environ, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert process.returncode == 1
+    assert process.stderr == "error: cannot read or write: No space left on device\n"
 
 
 def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() -> None:

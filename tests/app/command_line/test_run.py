@@ -18,6 +18,7 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from tests.sampling.stats.test_metrics import KEYS
+from tests.support.refusals import refused
 from tests.support.tiny import TinyPair
 from tests.support.warm import Warm
 from utils.errors import UsageError
@@ -47,8 +48,7 @@ def test_the_json_has_the_documented_keys_in_their_order(
         "seed": 42,
     }
     assert [result["method"] for result in data["results"]] == ["ar", "spec"]
-    for result in data["results"]:
-        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi")
+    assert {tuple(result) for result in data["results"]} == {("method", "text", "ids", *KEYS, "swi")}
 
 
 def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,14 +130,12 @@ def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(options: ModelOptions, prompt: str) -> None:
-    with pytest.raises(UsageError, match="the prompt is empty"):
-        run_once(Settings(), options, prompt, as_json=False)
+    refused(run_once, Settings(), options, prompt, as_json=False, kind=UsageError, match="the prompt is empty")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_in_one_line(options: ModelOptions) -> None:
-    with pytest.raises(UsageError, match=r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$") as caught:
-        run_once(Settings(quiet=True), options, "x" * 5000, as_json=False)
-    assert caught.value.exit_code == 2
+    too_long = r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$"
+    refused(run_once, Settings(quiet=True), options, "x" * 5000, as_json=False, kind=UsageError, match=too_long)
 
 
 def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options: ModelOptions) -> None:

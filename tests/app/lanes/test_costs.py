@@ -69,8 +69,7 @@ def printed(what: Any) -> list[str]:
 
 def test_stats_last_shows_costs_below_the_times() -> None:
     cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
-    console = Console(file=io.StringIO(), width=100)
-    look = look_of(console, Settings(color="never", ascii=True)).sized()
+    look = look_of(Console(file=io.StringIO(), width=100), Settings(color="never", ascii=True)).sized()
     lines = printed(last_stats(answered(PLAIN, cascade), look))
     assert lines[-7:] == [
         "AR: draft 0 ms, verify 400 ms, sample 0 ms, other 0 ms; 0 drafted, 0 of them discarded",

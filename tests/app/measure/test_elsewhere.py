@@ -110,8 +110,7 @@ def test_each_program_gets_the_call_of_its_documents(way: str) -> None:
     text = code(written("transformers", recipe(way)))
     assert f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)" in text.split("\n")
     compile(text, "printed", "exec")
-    for program in PROGRAMS:
-        assert lacks in written(program, recipe(way))
+    assert all(lacks in written(program, recipe(way)) for program in PROGRAMS)
 
 
 def test_another_vocabulary_files_and_encoders_have_words_of_their_own() -> None:
@@ -156,9 +155,11 @@ def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way(
         assert one.pays == (one is flat)
 
 
-def test_a_head_that_accepts_next_to_nothing_is_asked_about() -> None:
-    for alpha, usual, asked in ((0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)):
-        assert ("is this head this target's?" in replace(brings(alpha, 0.05, 0.0), usual=usual).lines()[-2]) == asked
+@pytest.mark.parametrize(
+    ("alpha", "usual", "asked"), [(0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)]
+)
+def test_a_head_that_accepts_next_to_nothing_is_asked_about(alpha: float, usual: float, asked: bool) -> None:
+    assert ("is this head this target's?" in replace(brings(alpha, 0.05, 0.0), usual=usual).lines()[-2]) == asked
 
 
 def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> None:
@@ -265,8 +266,7 @@ def test_transformers_text_runs_for_files_and_encoder_decoders(
     ran: dict[str, Any] = {}
     exec(program_of(out), ran)
     assert ("chat" in ran) == (kind == "gguf")
-    plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
-    assert ran["answer"].tolist() == plain.tolist()
+    assert ran["answer"].tolist() == ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False).tolist()
 
 
 def test_a_folder_of_floats_says_which_compiled_pass_stays_here(

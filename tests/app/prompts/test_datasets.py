@@ -12,7 +12,7 @@ from app.settings.table import ModelOptions, Settings
 from tests.support.bench import bench_with
 from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
-from utils.errors import UsageError, UserError
+from utils.errors import UsageError
 
 SPEC = [
     {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
@@ -105,6 +105,4 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str, told: str) -> None:
     with (folder / DATASETS[name][0][0]).open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UserError) as caught:
-        questions_of(name, str(folder))
-    assert str(caught.value).startswith(f"{folder}/{told}")
+    assert refused(questions_of, name, str(folder)).startswith(f"{folder}/{told}")

@@ -141,8 +141,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     assert tuple(first["answer_ids"] + second["answer_ids"]) == turn.answer
     assert second["prompt_ids"] == first["prompt_ids"] + first["answer_ids"]
     assert third["lanes"][-1] == {"method": "ar", "ids": third["answer_ids"], "text": third["text"]}
-    steps = [line for line in lines if line.get("event") == "step"]
-    assert all(isinstance(event_of(step), Step) for step in steps)
+    assert all(isinstance(event_of(line), Step) for line in lines if line.get("event") == "step")
 
 
 # -- speed ----------------------------------------------------------------------------------------

@@ -39,8 +39,7 @@ def test_the_tree_holds_every_answer_with_the_targets_own_probability(engine: Pa
     def chance(ids: list[int]) -> float:
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-        logs = (logits / SETTINGS.temperature).log_softmax(-1)
-        return float(logs[range(len(ids)), ids].sum().exp())
+        return float((logits / SETTINGS.temperature).log_softmax(-1)[range(len(ids)), ids].sum().exp())
 
     def check(branches: tuple[Branch, ...], rows: set[int], before: str) -> None:
         left = set(rows)

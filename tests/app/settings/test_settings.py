@@ -214,10 +214,9 @@ def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
     ]
     assert misspelt_variables({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}) == []
     meant = {"LENGTH": "MAX_NEW_TOKENS", "LOG": "RECORD", "CACHEDIR": "CACHE_DIR", "KERNEL": "KERNELS", "TOPP": "TOP_P"}
-    for word, name in meant.items():
-        assert misspelt_variables({f"SPEC_{word}": "3"}) == [
-            f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"
-        ]
+    assert [misspelt_variables({f"SPEC_{word}": "3"}) for word in meant] == [
+        [f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"] for word, name in meant.items()
+    ]
 
 
 OFF = {
@@ -237,8 +236,7 @@ NEVER_OFF = {
 
 
 def test_what_can_be_on_can_be_said_off() -> None:
-    for name, value in OFF.items():
-        assert getattr(Settings(**{name: "off"}), name) == value
+    assert {name: getattr(Settings(**{name: "off"}), name) for name in OFF} == OFF
     assert {*SETTING_FIELDS} == {*OFF} | NEVER_OFF
     said = transcript("> /slow 4\n> /slow off\n> /set top_p=off")
     assert [line for line in said.splitlines() if " = " in line] == ["slow = 4", "slow = 1", "top_p = 1"]

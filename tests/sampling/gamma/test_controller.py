@@ -167,8 +167,7 @@ def test_enumeration_is_exact_under_a_gamma_that_follows_past_rounds(least_top: 
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
         pace = Planted(most=2, costs=Costs(c=0.45, table={2: 1.0, 3: 1.0}))
-        drafter = LawDrafter(TableLM(3, seed=9), least_top)
-        found = tuple(run_with(pace, target, drafter, sampler, 4)[0])
+        found = tuple(run_with(pace, target, LawDrafter(TableLM(3, seed=9), least_top), sampler, 4)[0])
         seen.add(tuple(pace.asked))
         return found
 

@@ -100,8 +100,7 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text_under_a_window() -> Non
     for cached in (1, 4, 21, 150):
         text, ids = chance.choices(range(203), k=cached), chance.choices(range(203), k=14)
         parents = [chance.randrange(max(-1, node - 3), node) for node in range(len(ids))]
-        cache = network.new_cache(1)
-        logits = network.of_one_row(text, DraftTree.of(ids, parents), cache)[0]
+        logits = network.of_one_row(text, DraftTree.of(ids, parents), network.new_cache(1))[0]
         for node in range(len(ids)):
             path = [node]
             while parents[path[0]] >= 0:

@@ -217,12 +217,10 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
         nodes, torch.tensor([[11 + len(path) for path in paths]]), additive(seen, float("-inf")), cache, 5
     )
     for node, path in enumerate(paths):
-        alone = torch.cat((prompt, nodes[:, path]), dim=1)
-        close(logits[0, node], expected(oracle, alone)[0][0, -1])
+        close(logits[0, node], expected(oracle, torch.cat((prompt, nodes[:, path]), dim=1))[0][0, -1])
     cache.shift(torch.tensor([[0], [15], [14]]), 15)  # keep the path 0 → 1 → 3
     after, _ = network.forward(some_ids(1, 1), places(1, 1, 15), None, cache, 1)
-    kept = torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1)
-    close(after[0, -1], expected(oracle, kept)[0][0, -1])
+    close(after[0, -1], expected(oracle, torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1))[0][0, -1])
 
 
 def test_cached_keys_and_values_are_transformers_own() -> None:

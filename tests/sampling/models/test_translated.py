@@ -241,8 +241,7 @@ def test_the_lane_keeps_the_law(engine: PairEngine, by_text: bool, monkeypatch: 
         chosen = Settings(temperature=1.0, top_k=3, max_new_tokens=4, gamma=3, seed=seed)
         events = list(engine.lane("spec", chosen).run_rows([PROMPT] * 500))
         accepted += sum(len(getattr(event, "path", ())) for event in events)
-        rows = emitted(events, 500)
-        found.update(tuple(row[1:3]) for row in rows if len(row) > 2)
+        found.update(tuple(row[1:3]) for row in emitted(events, 500) if len(row) > 2)
     assert accepted > 300
     drafter: Any = engine.lane("spec", chosen).drafter
     assert isinstance(drafter.model, Respelled) == by_text

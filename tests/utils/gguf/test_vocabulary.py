@@ -181,8 +181,7 @@ def test_names_end_an_answer_whatever_their_type(
 
 def test_a_name_that_a_template_mentions_is_no_end(tmp_path: Path) -> None:
     template = "{{ messages[0].content | replace('<|im_end|>', '') | replace('<custom>', '') }}"
-    file = File("llama", {**BEGUN, "<custom>": CONTROL}, template=template)
-    tokenizer = file.load(tmp_path)
+    tokenizer = File("llama", {**BEGUN, "<custom>": CONTROL}, template=template).load(tmp_path)
     assert end_ids(read_header(tmp_path / "model.gguf")) == [2]
     assert template_ends(tokenizer) == frozenset()
 

@@ -218,8 +218,7 @@ def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
     lm, prompt, found = lm_of(load_student(made_of(file), target)), text(3, 5, 8), Counter[tuple[int, ...]]()
     for seed in range(300):
-        drawing = sampler(1.0, seed, top_k=2)
-        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), drawing, length=4, gamma=2)[0]
+        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler(1.0, seed, top_k=2), length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
     wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)
@@ -292,8 +291,7 @@ def test_a_layer_of_eight_bits_runs_in_eight_bits(tmp_path: Path) -> None:
     held, logits = target.open([row], hidden=True), []
     held.score([row[:-1]], Draft.empty(1))
     for folder in (made, None):
-        session = MtpLM(target, folder).open([row], target=held)
-        logits.append(session.score([row], Draft.empty(1))[0, 0])
+        logits.append(MtpLM(target, folder).open([row], target=held).score([row], Draft.empty(1))[0, 0])
     close(*logits, 2e-2)
     assert int(logits[0].argmax()) == int(logits[1].argmax())
 

@@ -44,8 +44,7 @@ class Watched(ModelDrafter):
         held = fed(self.target, [ids], [len(ids)])
         kv = [held.kv(layer)[:2] for layer in self.student.target_layers(3)]
         whole = self.student.states(torch.tensor([ids]), kv=kv, lag=0)[0]
-        got = self.sessions[0].fork().score(rows, NOTHING)[0, 0]
-        close(got, spread_logits(self.student, whole)[0, -1])
+        close(self.sessions[0].fork().score(rows, NOTHING)[0, 0], spread_logits(self.student, whole)[0, -1])
         self.widths.clear()
         draft = super().propose(rows, budget, sampler)
         self.rounds.append(list(self.widths))

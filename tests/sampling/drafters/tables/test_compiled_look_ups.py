@@ -64,8 +64,7 @@ def test_a_draft_is_the_same_node_by_node_with_and_without_compiled_look_ups(
             drawing = sampler(temperature, seed)
             drafter.start([row], ALONE, ALONE)
             for count in (len(row), max(1, len(row) // 2)):  # and again of a row that went back
-                draft = drafter.propose([row[:count]], Budget([6], 12), drafting(drawing, [row[:count]]))
-                trees.append(draft.trees[0])
+                trees.append(drafter.propose([row[:count]], Budget([6], 12), drafting(drawing, [row[:count]])).trees[0])
     assert trees[:2] == trees[2:]
 
 

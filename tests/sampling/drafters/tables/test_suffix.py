@@ -90,13 +90,13 @@ def test_an_answer_that_is_over_drafts_and_the_conversations_own_matches_come_be
     assert CHANCE[3] > 1 / (1 + DOUBT[2])
 
 
-def test_who_says_more_of_a_token_keeps_it() -> None:
+@pytest.mark.parametrize("tree", [False, True])
+def test_who_says_more_of_a_token_keeps_it(tree: bool) -> None:
     tables = tables_of([1, 2, 30])
-    for tree in (False, True):
-        assert drafted(LookupDrafter(tables, finished=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
-        assert drafted(LookupDrafter(tables, finished=index_of(*[[0, 1, 2, 31]] * 40), tree=tree), [0, 1, 2], 1) == [
-            (31, "suffix")
-        ]
+    assert drafted(LookupDrafter(tables, finished=index_of([1, 2, 30]), tree=tree), [1, 2], 1) == [(30, "tables")]
+    assert drafted(LookupDrafter(tables, finished=index_of(*[[0, 1, 2, 31]] * 40), tree=tree), [0, 1, 2], 1) == [
+        (31, "suffix")
+    ]
 
 
 V = 6
