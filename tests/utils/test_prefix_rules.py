@@ -79,8 +79,11 @@ def test_definition_and_order_are_those_of_transformers(
     theirs += [TopKLogitsWarper(top_k)] if top_k else []
     theirs += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     expected = LogitsProcessorList(theirs)(torch.tensor([prefix]), logits.clone()).softmax(dim=-1)
-    found = make_processor(0.7, top_k, top_p, repetition_penalty=penalty, no_repeat_ngram=n)(logits, [prefix])
-    assert torch.allclose(found, expected, atol=1e-9)
+    assert torch.allclose(
+        make_processor(0.7, top_k, top_p, repetition_penalty=penalty, no_repeat_ngram=n)(logits, [prefix]),
+        expected,
+        atol=1e-9,
+    )
 
 
 def test_every_named_processor_takes_the_rules_beside_its_own_numbers() -> None:
@@ -126,13 +129,8 @@ def test_ids_outside_the_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize("prefixes", [None, [], [[1]], [[1]] * 3])
 def test_a_missing_prefix_is_an_error(prefixes: Any) -> None:
     given = 0 if prefixes is None else len(prefixes)
-    refused(
-        make_processor(1.0, repetition_penalty=2.0),
-        torch.zeros(2, 4),
-        prefixes,
-        kind=ValueError,
-        match=f"needs the tokens before each distribution: 2 rows, {given} prefixes",
-    )
+    with pytest.raises(ValueError, match=f"needs the tokens before each distribution: 2 rows, {given} prefixes"):
+        make_processor(1.0, repetition_penalty=2.0)(torch.zeros(2, 4), prefixes)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from tests.support.chromium import Browser, needs_chromium
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair
 
-ROOT = Path(__file__).resolve().parents[3]
-CLASS = ROOT / "docs" / "examples" / "class.jsonl"
+CLASS = Path(__file__).resolve().parents[3] / "docs" / "examples" / "class.jsonl"
 HOSTILE = "</script><script>document.title='alive'</script> {{data}} <img src=x onerror=y> \x1b[31m \u202e"
 
 
@@ -290,8 +289,9 @@ def test_no_text_of_a_model_or_user_is_markup(sampled: Path, tmp_path: Path) -> 
 
 def test_two_hundred_tokens_are_less_than_400_kb(pair: TinyPair, tmp_path: Path) -> None:
     settings = {"temperature": 0.9, "compare": "ar,spec", "gamma": 4, "max_new_tokens": 200}
-    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", f"/save {tmp_path}/chat.html", settings=settings)
-    assert not ran.errors
+    assert not run_lines(
+        catalogue_of(tmp_path, {"tiny": pair}), "one", f"/save {tmp_path}/chat.html", settings=settings
+    ).errors
     text = (tmp_path / "chat.html").read_text(encoding="utf-8")
     assert text.count("data-t=") == 400
     assert '"rank"' in text

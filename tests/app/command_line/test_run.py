@@ -26,8 +26,6 @@ from utils.progress import never
 
 SHAPE = {"context": 4096}
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def as_json(options: ModelOptions, capsys: pytest.CaptureFixture[str], code: int = 0, **changes: Any) -> dict[str, Any]:
     assert run_once(Settings(**{"max_new_tokens": 30, **changes}), options, "What is this?", as_json=True) == code
@@ -148,15 +146,12 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
 # -- interrupts ---------------------------------------------------------------------------------
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
     words = ["infer.py", "run", "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet", *pair.flags()]
     with Warm(
         [sys.executable, *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -44,15 +44,12 @@ def noted(command: Command) -> Command:
     return replace(command, handler=handler) if asks else command
 
 
-NOTED = {name: noted(command) for name, command in COMMANDS.items()}
-
-
 def transcript(script: str) -> str:
     """Run the lines of `script` that begin with "> " and return it as it should stand."""
     console = ScriptedConsole()
     for line in (line[2:] for line in script.strip().splitlines() if line.startswith("> ")):
         console.lines.append(f"> {line}")
-        sent = dispatch(line, console, NOTED)
+        sent = dispatch(line, console, {name: noted(command) for name, command in COMMANDS.items()})
         if sent:
             console.lines.append(f"[send {sent!r}]")
     return "\n".join(console.lines)

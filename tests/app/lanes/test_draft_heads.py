@@ -71,8 +71,11 @@ def write_student(folder: Path, kind: str, target: Any, **shape: int) -> Path:
     if kind in BLOCKS:
         case = next(case for case in blocks.CASES.values() if case.kind == kind)
         return blocks.written(folder, *blocks.published(case, vocab=300, width=32, enters=(0, 1, 2), layers=2))
-    about = {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"}
-    save_student(folder, make_student(kind, target, **shape), about)
+    save_student(
+        folder,
+        make_student(kind, target, **shape),
+        {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"},
+    )
     return folder
 
 
@@ -95,8 +98,9 @@ def catalogue(folder: Path, pair: TinyPair, students: Path, drafter: str, more: 
 
 
 def engine_of(folder: Path, pair: TinyPair, students: Path, drafter: str = "feature") -> PairEngine:
-    options = ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu")
-    return load_engine(Settings(quiet=True), options, never)
+    return load_engine(
+        Settings(quiet=True), ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu"), never
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +133,11 @@ def whole(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("whole")
     (folder / "bigrams.json").write_text(json.dumps([(7 * token + 3) % 300 for token in range(300)]))
     more = f"    tables: {folder / 'bigrams.json'}\n    cascade: [plain, maxgram]\n    k_matrix: [[1, 3], [0, 3]]\n"
-    options = ModelOptions(models=str(catalogue(folder, pair, students, "tables+feature", more)), device="cpu")
-    return load_engine(Settings(quiet=True), options, never)
+    return load_engine(
+        Settings(quiet=True),
+        ModelOptions(models=str(catalogue(folder, pair, students, "tables+feature", more)), device="cpu"),
+        never,
+    )
 
 
 NO_ROUNDS = ("beam", "draft")

@@ -100,9 +100,12 @@ def server(kind: str) -> Any:
     return SimpleNamespace(kind=kind, address="host:1")
 
 
-NAMED = {"name": "answer", "schema": SCHEMA, "strict": True}
 REQUESTS: list[tuple[str, dict[str, str], Any]] = [
-    ("", {"json_schema": TEXT}, {"type": "json_schema", "json_schema": NAMED}),
+    (
+        "",
+        {"json_schema": TEXT},
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}},
+    ),
     ("llama-cpp-python", {"json_schema": TEXT}, {"type": "json_object", "schema": SCHEMA}),
     ("vLLM", {"regex": "a+"}, {"regex": "a+"}),
     ("SGLang", {"regex": "a+"}, "a+"),

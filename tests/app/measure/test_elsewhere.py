@@ -115,8 +115,11 @@ def test_each_program_gets_the_call_of_its_documents(way: str) -> None:
 
 def test_another_vocabulary_files_and_encoders_have_words_of_their_own() -> None:
     other = recipe("model", translated=True)
-    config = json.loads(shlex.split(code(written("vllm", other)))[4])
-    assert config == {"method": "draft_model", **DRAFTS, "use_heterogeneous_vocab": True}
+    assert json.loads(shlex.split(code(written("vllm", other)))[4]) == {
+        "method": "draft_model",
+        **DRAFTS,
+        "use_heterogeneous_vocab": True,
+    }
     assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " in written("transformers", other)
     file = Recipe("/a b/T.gguf", "model", 4, "D.gguf", compiled="4- to 8-bit weights")
     assert code(written("llama.cpp", file)) == f"llama-server -m '/a b/T.gguf' {DRAFT}"
@@ -279,14 +282,6 @@ def test_a_folder_of_floats_says_which_compiled_pass_stays_here(
     assert "# the compiled pass over float32 weights stays here: c and v(n) are others in vLLM" in out
 
 
-NOT_HERE = (
-    "smollm2",
-    "vicuna-7b",
-    "llama-3.1-8b-eagle3",
-    "qwen3-8b-speculator",
-    "qwen2.5-coder-0.5b",
-    "vicuna-7b-glide",
-)
 VLLM = {  # SpeculativeConfig in vllm/config/speculative.py (002e77c)
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     *("parallel_drafting", "use_heterogeneous_vocab"),
@@ -297,7 +292,19 @@ LLAMA_CPP = {  # common/arg.cpp (0017d6f)
 }
 
 
-@pytest.mark.parametrize("name", [*NOT_HERE, "flan-t5-xxl", "llama-2-7b-cascade"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm2",
+        "vicuna-7b",
+        "llama-3.1-8b-eagle3",
+        "qwen3-8b-speculator",
+        "qwen2.5-coder-0.5b",
+        "vicuna-7b-glide",
+        "flan-t5-xxl",
+        "llama-2-7b-cascade",
+    ],
+)
 def test_a_pair_that_is_not_on_disk_gets_its_commands_and_nothing_is_fetched(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,20 +14,19 @@ from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
 from utils.errors import UsageError
 
-SPEC = [
-    {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
-    {"question_id": 161, "category": "translation", "turns": ["three"]},
-    {"question_id": 82, "category": "coding", "turns": ["four", "five"]},
-]
-MMLU = {"subject": "high_school_physics", "question": "How far?", "choices": ["1 m", "2 m"], "answer": "B"}
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rows: dict[str, list[dict[str, Any]]] = {
-        "spec_bench.jsonl": SPEC,
+        "spec_bench.jsonl": [
+            {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+            {"question_id": 161, "category": "translation", "turns": ["three"]},
+            {"question_id": 82, "category": "coding", "turns": ["four", "five"]},
+        ],
         "gsm8k_test.jsonl": [{"question": "2 + 2?", "answer": "#### 4"}, {"question": "3?", "answer": "3"}],
-        "mmlu_sample.jsonl": [MMLU],
+        "mmlu_sample.jsonl": [
+            {"subject": "high_school_physics", "question": "How far?", "choices": ["1 m", "2 m"], "answer": "B"}
+        ],
         "hellaswag_prompts.jsonl": [{"prompt": "[header] How to"}],
     }
     for name, lines in rows.items():

@@ -31,9 +31,13 @@ from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
 from utils.errors import UsageError, UserError
 
-ROOT = Path(__file__).resolve().parents[3]
-LANES = "ar,spec,ngram,cascade,beam"
-OPTIONS = {"compare": LANES, "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]", "lenience": 2, "num_beams": 3}
+OPTIONS = {
+    "compare": "ar,spec,ngram,cascade,beam",
+    "cascade": "model,maxgram",
+    "k_matrix": "[[3,2],[0,3]]",
+    "lenience": 2,
+    "num_beams": 3,
+}
 HOSTILE = "one [red]two[/red] <b> \x1b[31m 漢字 \U0001f600"
 
 
@@ -117,15 +121,23 @@ def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> No
 
     def shown(*words: str) -> str:
         arguments = [sys.executable, "-c", code, "replay", *words]
-        ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+        ran = subprocess.run(
+            arguments,
+            cwd=Path(__file__).resolve().parents[3],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "100"},
+        )
         assert (ran.returncode, ran.stderr) == (0, "")
         return ran.stdout
 
     beams = shown(str(file), "--answer", "1", "--view", "trace")
     assert beams.startswith("target ← drafter")
     assert "beam search" in beams
-    walked = shown("docs/examples/class.jsonl", "--inspect", "--answer", "2")
-    assert re.search(r"3 \" Monday\" +\.51 +1\.00 +1 +\.024 +9 +2  correction", walked)
+    assert re.search(
+        r"3 \" Monday\" +\.51 +1\.00 +1 +\.024 +9 +2  correction",
+        shown("docs/examples/class.jsonl", "--inspect", "--answer", "2"),
+    )
     here = shown("docs/examples/session.jsonl", "--speed", "0")  # the one that lies in the project
     assert here.startswith("SmolLM2-135M-Instruct ← n-gram tables and feature drafter")
     assert "Name five rivers." in here

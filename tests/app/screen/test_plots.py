@@ -186,8 +186,12 @@ def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
 
 
 def test_what_cannot_be_plotted_is_said() -> None:
-    plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
-    refused(gamma_bars, [plain], LOOKS["60"], match="no lane of the last answer drafts by gamma")
+    refused(
+        gamma_bars,
+        [answered(track(lane("ar", None), PLAIN_ROUNDS))],
+        LOOKS["60"],
+        match="no lane of the last answer drafts by gamma",
+    )
     refused(gamma_bars, [both(steps=THREE[:1])], LOOKS["60"], match="too few rounds")
 
 

@@ -122,8 +122,12 @@ def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyP
     refused(
         sampled, engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False, match="all answers are the same"
     )
-    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3")
-    assert [line[:24] for line in ran.errors] == [
+    assert [
+        line[:24]
+        for line in run_lines(
+            catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3"
+        ).errors
+    ] == [
         "error: no message yet",
         "error: /samples must be ",
         "error: at temperature 0 ",

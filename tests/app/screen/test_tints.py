@@ -94,8 +94,13 @@ def test_every_source_of_a_lane_has_a_letter_of_its_own() -> None:
 
 
 def test_a_bonus_differs_from_a_correction() -> None:
-    spans = [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")]
-    pane = pane_of("spec", spans, STATS, "done", names=("glide",))
+    pane = pane_of(
+        "spec",
+        [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")],
+        STATS,
+        "done",
+        names=("glide",),
+    )
     assert "{+A+} river {*runs*}" in shown(Frame([pane], Look(60, color=False)), color=False)
     assert [item.pieces[0] for item in meanings(Look(100), [pane])][-2:] == [
         ("from the target", "target"),

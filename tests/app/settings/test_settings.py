@@ -21,7 +21,6 @@ NAMES = (
     "cascade must be a comma list of model, plain, glide, feature, eagle, tables, ngram, maxgram or names of the "
     "pair's models, each once, large to small"
 )
-K_THREE = ((5, 14, 10), (0, 1, 10), (0, 0, 10))
 
 
 @pytest.mark.parametrize("name", sorted(SETTING_FIELDS))
@@ -250,7 +249,12 @@ def test_what_can_be_on_can_be_said_off() -> None:
         ("cascade", " llama-160m , maxgram ", ("llama-160m", "maxgram"), "llama-160m,maxgram"),
         ("cascade", ["model", "maxgram"], ("model", "maxgram"), "model,maxgram"),
         ("cascade", "", (), "(none)"),
-        ("k_matrix", "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]", K_THREE, "[[5,14,10],[0,1,10],[0,0,10]]"),
+        (
+            "k_matrix",
+            "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]",
+            ((5, 14, 10), (0, 1, 10), (0, 0, 10)),
+            "[[5,14,10],[0,1,10],[0,0,10]]",
+        ),
         ("k_matrix", [[2, 6], [0, 6]], ((2, 6), (0, 6)), "[[2,6],[0,6]]"),
         ("k_matrix", "", (), "(none)"),
         ("logit_bias", "12=-100,' the'=1.5", ((12, -100.0), (" the", 1.5)), "12=-100,' the'=1.5"),

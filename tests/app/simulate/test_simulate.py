@@ -154,12 +154,13 @@ def test_the_screen_fits_and_says_what_it_rests_on(
 
 # -- recorded here ----------------------------------------------------------------------------------
 
-PROMPTS = [{"prompt": "one two one two", "category": "a"}, {"turns": ["abc abc", "and then"], "category": "b"}]
-
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_prompts(tmp_path_factory.mktemp("prompts") / "p.jsonl", PROMPTS)
+    return write_prompts(
+        tmp_path_factory.mktemp("prompts") / "p.jsonl",
+        [{"prompt": "one two one two", "category": "a"}, {"turns": ["abc abc", "and then"], "category": "b"}],
+    )
 
 
 @pytest.fixture(scope="module")

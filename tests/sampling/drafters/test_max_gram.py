@@ -125,11 +125,16 @@ def behind_longest(prompt: list[int], own: list[int]) -> list[int]:
 
 
 TOKEN = st.integers(0, 2)
-MOVES = st.lists(st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6)
 
 
 @settings(max_examples=300, deadline=None)
-@given(prompt=st.lists(TOKEN, min_size=1, max_size=10), moves=MOVES, bigrams=st.dictionaries(TOKEN, TOKEN, max_size=2))
+@given(
+    prompt=st.lists(TOKEN, min_size=1, max_size=10),
+    moves=st.lists(
+        st.tuples(st.integers(0, 8), st.lists(TOKEN, max_size=5), st.integers(0, 12)), min_size=1, max_size=6
+    ),
+    bigrams=st.dictionaries(TOKEN, TOKEN, max_size=2),
+)
 def test_rows_that_grow_and_go_back_are_drafted_as_the_rules_say(
     prompt: list[int], moves: list[tuple[int, list[int], int]], bigrams: dict[int, int]
 ) -> None:

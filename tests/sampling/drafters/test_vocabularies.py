@@ -122,8 +122,10 @@ TABLED: dict[str, Callable[[int], Drafter]] = {
 @pytest.mark.parametrize(("length", "most"), [(3, 0), (4, 3)])
 def test_the_target_keeps_its_law(name: str, size: int, drafts: str, length: int, most: int) -> None:
     shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts, "together": 128}
-    law = NaiveLaw(top_k=most)
-    assert enumeration_error(target(True), lambda: TABLED[name](size), length=length, law=law, **shape) < EXACT
+    assert (
+        enumeration_error(target(True), lambda: TABLED[name](size), length=length, law=NaiveLaw(top_k=most), **shape)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -19,7 +19,6 @@ from sampling.gamma.costs import Costs
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, planted_rates, rising, simulate, unpacked
 
 WORLDS = [(flat, 0.05), (packed, 0.02), (packed, 0.05), (packed, 0.2), (unpacked, 0.05), (unpacked, 0.2)]
-KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
 
 
 def bound(tokens: int, lost: float = ALLOWANCE) -> float:
@@ -131,7 +130,8 @@ def test_a_fixed_gamma_would_fail_that() -> None:
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])
 def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
     """It drafts `reach` tokens and no more, always right: the positions behind count as refused."""
-    pace = Controller(costs=Costs(c=0.05, table=KNOWN))
+    # a measured flat table: no first looks
+    pace = Controller(costs=Costs(c=0.05, table=dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)))
     simulate(pace, World(1.0, 0.05, flat, reach=reach), 600)
     alphas = pace.acceptance.alphas
     assert all(alpha > 0.9 for alpha in alphas[:reach])

@@ -24,7 +24,6 @@ SIZES = {"vocab_size": 203, "hidden_size": 192, "intermediate_size": 160, "num_h
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096}
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = {"num_experts": 20, "num_experts_per_tok": 5, "moe_intermediate_size": 96}
-GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.02}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {}),
     ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -33,7 +32,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "layer_types": SLIDING}),
     ("Qwen3", {"layer_types": SLIDING, "use_sliding_window": True, "sliding_window": 16}),
     ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0]}),
-    ("Granite", GRANITE),
+    (
+        "Granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.02},
+    ),
     ("Granite", {"attention_multiplier": 0.125}),
     ("Olmo2", {}),
     ("Phi3", {"head_dim": 32, "original_max_position_embeddings": 4096}),

@@ -38,15 +38,6 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def llama_of(**changes: Any) -> LlamaForCausalLM:
@@ -60,8 +51,24 @@ MODELS: dict[str, Any] = {
     "no groups": lambda: llama_of(num_key_value_heads=6),
     "wide heads": lambda: llama_of(head_dim=16),
     "biases": lambda: llama_of(attention_bias=True, mlp_bias=True),
-    "llama3 rope": lambda: llama_of(rope_parameters=LLAMA3),
-    "yarn rope": lambda: llama_of(rope_parameters=YARN),
+    "llama3 rope": lambda: llama_of(
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    ),
+    "yarn rope": lambda: llama_of(
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    ),
     "linear rope": lambda: llama_of(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),

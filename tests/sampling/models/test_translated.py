@@ -77,7 +77,6 @@ def unigram(size: int = 60, prefix: str = "always") -> PreTrainedTokenizerFast:
 
 EXACT, FAIL_BELOW = 1e-9, 1e-6
 BYTES = {"bytes": TokenBytes(byte_level()), "pieces": TokenBytes(unigram()), "bare": TokenBytes(unigram(60, "never"))}
-WAYS = [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "bare"), ("bare", "pieces")]
 
 
 def between(target: str, drafter: str, sample: bytes = SAMPLE) -> Translation:
@@ -96,7 +95,7 @@ def text_of(by: Translation, row: list[int]) -> bytes:
 Edit = tuple[int, str | bytes | list[int]]  # how much of the row is taken back, and what comes instead
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [("bytes", "pieces"), ("pieces", "bytes"), ("bytes", "bare"), ("bare", "pieces")])
 @settings(max_examples=40, deadline=None)
 @given(
     edits=st.lists(

@@ -226,16 +226,16 @@ def test_the_gap_is_known_where_a_round_ended() -> None:
     assert stats.gap_at(1) is stats.gap_at(9) is stats.gap_at(-1) is None
 
 
-VECTORS = [
-    (0.8, 2, 0.1, 2.4400, 2.0333),
-    (0.7, 4, 0.05, 2.7731, 2.3109),
-    (0.8, 5, 0.05, 3.6893, 2.9514),
-    (0.9, 8, 0.02, 6.1258, 5.2809),
-    (0.5, 3, 0.1, 1.8750, 1.4423),
-]
-
-
-@pytest.mark.parametrize(("alpha", "gamma", "c", "tokens", "factor"), VECTORS)
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "c", "tokens", "factor"),
+    [
+        (0.8, 2, 0.1, 2.4400, 2.0333),
+        (0.7, 4, 0.05, 2.7731, 2.3109),
+        (0.8, 5, 0.05, 3.6893, 2.9514),
+        (0.9, 8, 0.02, 6.1258, 5.2809),
+        (0.5, 3, 0.1, 1.8750, 1.4423),
+    ],
+)
 def test_the_expected_speedup_of_known_cases(alpha: float, gamma: int, c: float, tokens: float, factor: float) -> None:
     assert efficiency(alpha, gamma) == pytest.approx(tokens, abs=5e-5)
     assert expected_speedup(alpha, gamma, c) == pytest.approx(factor, abs=5e-5)

@@ -25,7 +25,6 @@ from tests.support.toys import LawDrafter, TableLM, TreeDrafter
 CAUGHT = 1e-3
 HOPELESS = 1e-6
 DRAFTER = TableLM(3, seed=9)
-RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
 SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]
 
 
@@ -66,7 +65,10 @@ def test_a_stop_inside_a_tree_ends_the_row(drafts: str, stop: set[int]) -> None:
 
 
 def test_rules_that_look_back_see_the_path_to_each_node() -> None:
-    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=RULES) < EXACT
+    assert (
+        error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2))
+        < EXACT
+    )
 
 
 # -- mistakes that must be caught ---------------------------------------------------------------

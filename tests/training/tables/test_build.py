@@ -29,15 +29,19 @@ from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, re
 from utils.loading.fit import fingerprint
 from utils.progress import never
 
-CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
-
 # behind 1: 2 three times, 3 twice, 4 once; behind 0 1: 2 three times, 3 once
 FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    build(CORPUS, tmp_path / "t.bin", vocab_size=VOCAB, fingerprint="abc", source="a test")
+    build(
+        [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)],
+        tmp_path / "t.bin",
+        vocab_size=VOCAB,
+        fingerprint="abc",
+        source="a test",
+    )
     return tmp_path / "t.bin"
 
 

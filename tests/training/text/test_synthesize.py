@@ -23,7 +23,6 @@ from training.text.synthesize import TextWriter, draw, passages, write_self, wri
 from utils.kernels.quantized_linear import pack
 
 STOP = frozenset([2])
-PROMPTS = [["hello there"], ["one", "two and three"], ["a"]]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,13 @@ def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> TextWriter
 
 
 def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> TextWriter:
-    return TextWriter(CausalLM(model), STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+    return TextWriter(
+        CausalLM(model),
+        STOP,
+        GivenPrompts(tokenizer, [["hello there"], ["one", "two and three"], ["a"]], 12, **more),
+        3,
+        batch,
+    )
 
 
 def first(writer: TextWriter, count: int, done: Any = ()) -> dict[int, Any]:

@@ -109,8 +109,11 @@ def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_
 
 def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
-    drafter = save(tmp_path / "drafter", vocab_size=310)
-    assert refused(load_pair, PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu")) == (
+    assert refused(
+        load_pair,
+        PairSpec(name="x", target=target, drafter=save(tmp_path / "drafter", vocab_size=310)),
+        LoadOptions(device="cpu"),
+    ) == (
         "drafter cannot draft for target: drafter has no tokenizer files and the vocabularies differ in size "
         "(target 300, drafter 310)"
     )

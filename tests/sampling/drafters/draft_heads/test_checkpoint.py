@@ -178,9 +178,6 @@ def test_optional_keys_of_published_checkpoints_are_read(tmp_path: Path) -> None
     assert (config.large_head_dim, config.block_size, config.rope_theta) == (8, 7, 500.0)
 
 
-LARGE = ("large_hidden_size", "large_num_attention_heads")
-
-
 @pytest.mark.parametrize("container", ["pytorch_model.bin", WEIGHTS])
 def test_shards_load_as_the_whole_does(tmp_path: Path, container: str) -> None:
     target = make_target(hidden_size=32)
@@ -212,14 +209,23 @@ def test_what_a_published_configuration_leaves_out_follows_from_weights_and_targ
     published(tmp_path, target, container, large_head_dim=8)
     wanted = load_student(tmp_path, target).config
     kept = json.loads((tmp_path / CONFIG).read_text())
-    for name in (*LARGE, "large_head_dim", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"):
+    for name in (
+        "large_hidden_size",
+        "large_num_attention_heads",
+        "large_head_dim",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+    ):
         del kept[name]
     (tmp_path / CONFIG).write_text(json.dumps(kept))
     assert load_student(tmp_path, target).config == wanted
     assert head_kind(tmp_path) == "glide"
     assert "has no sizes of its target (large_…): load it with its target" in refused(tmp_path)
-    line = refused(tmp_path, make_target(hidden_size=48, num_attention_heads=8))
-    assert "is for a target of 4 heads, this one has 8" in line
+    assert "is for a target of 4 heads, this one has 8" in refused(
+        tmp_path, make_target(hidden_size=48, num_attention_heads=8)
+    )
     assert "no heads of the target's 24" in refused(tmp_path, make_target(hidden_size=48, head_dim=24))
 
 
