@@ -26,6 +26,7 @@ from app.screen.palette import Look
 from app.screen.view import Canvas
 from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step
+from tests.support.panes import printed
 from tests.support.refusals import refused
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
@@ -54,10 +55,7 @@ def session(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def drawn(thing: Any, look: Look) -> str:
     """What a renderable looks like, with its styles."""
-    system: Any = "256" if look.color else None
-    console = Console(file=io.StringIO(), width=look.width, color_system=system, force_terminal=look.color)
-    console.print(thing)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return printed(thing, look.width, "256" if look.color else None)
 
 
 LOOKS = [Look(width, 30, color) for width in (30, 60, 100) for color in (True, False)]

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from io import StringIO
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.answers import Comparison
@@ -22,7 +20,7 @@ from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
 from tests.support.pacing import make_step
-from tests.support.panes import pane_of
+from tests.support.panes import pane_of, printed
 from utils.growing_text import NO_TEXT
 
 WIDTHS = [60, 79, 80, 100, 140]
@@ -61,12 +59,7 @@ FASTER = Comparison("2.11x faster, same output", "good")
 
 def shown(drawn: Drawn, color: bool = False) -> str:
     """What a terminal of the look's width receives."""
-    file = StringIO()
-    system = "truecolor" if color else None
-    Console(width=drawn.look.width, file=file, color_system=system, force_terminal=color, legacy_windows=False).print(
-        drawn
-    )  # type: ignore[arg-type]
-    return file.getvalue()
+    return printed(drawn, drawn.look.width, "truecolor" if color else None)
 
 
 class Screen(Drawn):
