@@ -37,11 +37,7 @@ def theirs(folder: Path) -> Any:
 @pytest.fixture
 def ours(folder: Path) -> FileTokenizer:
     """One that must not ask for transformers' own."""
-
-    def never_asked() -> Any:
-        raise AssertionError("transformers' own is asked for")
-
-    found = file_tokenizer(folder, never_asked)
+    found = file_tokenizer(folder, lambda: pytest.fail("transformers' own is asked for"))
     assert found is not None
     return found
 

@@ -137,11 +137,7 @@ def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedMo
 
 def test_a_second_load_reads_what_the_first_has_written(target: LoadedModel) -> None:
     digest = str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)
-
-    def never_asked() -> Path:
-        raise AssertionError("the file is read again")
-
-    entry = packed_entry(never_asked, digest)
+    entry = packed_entry(lambda: pytest.fail("the file is read again"), digest)
     assert entry == cache_folder() / "packed" / digest[:16]
     assert json.loads((entry / "index.json").read_text())["type"] == "Q4_1"
 

@@ -77,11 +77,7 @@ def test_a_packed_table_is_taken_as_it_lies_and_never_made_dense(
     target = make_target(hidden_size=64)
     save_student(tmp_path, make_student("feature", target, short=SHORT, **WIDE, shared_embedding=True))
     put_weights(target, {"model.embed_tokens": PackedWeight.rounded(target.model.embed_tokens.weight, "q8")})
-
-    def never_asked(weight: PackedWeight) -> Tensor:
-        raise AssertionError("a dense copy is made")
-
-    monkeypatch.setattr(PackedWeight, "dense", never_asked)
+    monkeypatch.setattr(PackedWeight, "dense", lambda _: pytest.fail("a dense copy is made"))
     loaded = load_student(tmp_path, target)
     assert loaded.model.embed_tokens is target.get_input_embeddings()
     assert not any(part.is_meta for part in (*loaded.parameters(), *loaded.buffers()))
