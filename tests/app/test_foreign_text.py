@@ -108,8 +108,7 @@ def test_run_on_a_terminal(server: ScriptedServer, monkeypatch: pytest.MonkeyPat
 def test_error_lines_of_commands(
     server: ScriptedServer, words: list[str], code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = ["--target", server.url] if words[0] == "run" else []
-    assert main([*words, *target]) == code
+    assert main([*words, *(["--target", server.url] if words[0] == "run" else [])]) == code
     err = capsys.readouterr().err
     assert not OBEYED.findall(err), ascii(err)
     assert "evil" in err
@@ -154,8 +153,9 @@ def test_a_console_shows_questions_answers_errors_and_names(catalogue: Path, tmp
 @pytest.mark.parametrize("ending", ["txt", "html", "svg"])
 def test_saved_texts_and_pages(catalogue: Path, tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"chat.{ending}"
-    ran = run_lines(catalogue, f"say {EVIL}", f"/save {file}", settings={"compare": ("server",), "system": EVIL})
-    assert not ran.errors
+    assert not run_lines(
+        catalogue, f"say {EVIL}", f"/save {file}", settings={"compare": ("server",), "system": EVIL}
+    ).errors
     text = file.read_text(encoding="utf-8")
     assert not OBEYED.findall(text), ascii(text)
     assert "evil" in text

@@ -174,8 +174,7 @@ def test_caches_and_states_are_right_after_rows_were_dropped() -> None:
         if not active or len(session.initial) != len(active) or getattr(event, "row", None) != active[-1]:
             continue  # the round is not told to its end
         now, held = [rows[row] for row in active], session.fork().rollback([rows[row] for row in active])
-        logits = session.fork().score(now, Draft.empty(len(now)))[:, 0]
-        assert torch.allclose(logits, oracle.logits(now), atol=1e-8)
+        assert torch.allclose(session.fork().score(now, Draft.empty(len(now)))[:, 0], oracle.logits(now), atol=1e-8)
         for place, (row, count) in enumerate(zip(now, held, strict=True)):
             states = model(input_ids=torch.tensor([row[:count]]), output_hidden_states=True).hidden_states[-1][0]
             assert torch.allclose(session.hidden()[place, :count], states, atol=1e-5)

@@ -324,8 +324,7 @@ def test_no_answer_is_shorter_than_min_length(least: int) -> None:
 
 
 def test_the_models_law_is_not_renormalised_for_banned_stop_ids() -> None:
-    lm = ScriptedLM(3, {(0,): law(0.6, 0.3, 0.1)})
-    first = steps_of(search(lm, [0], 3, BeamPlan(2, min_length=1), stop={0}))[0]
+    first = steps_of(search(ScriptedLM(3, {(0,): law(0.6, 0.3, 0.1)}), [0], 3, BeamPlan(2, min_length=1), stop={0}))[0]
     assert [beam.log_p for beam in first.beams] == pytest.approx(law(0.3, 0.1))
 
 

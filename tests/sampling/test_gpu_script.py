@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
-
 
 @pytest.mark.parametrize(
     "parts",
@@ -18,7 +16,16 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.sh"
 )
 def test_the_script_measures_every_part_and_writes_one_file(parts: list[str], tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
-    command = [str(SCRIPT), "--device", "cpu", "--small", "--parts", ",".join(parts), "--out", str(file)]
+    command = [
+        str(Path(__file__).parents[2] / "benchmarks" / "gpu.sh"),
+        "--device",
+        "cpu",
+        "--small",
+        "--parts",
+        ",".join(parts),
+        "--out",
+        str(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(file.read_text())

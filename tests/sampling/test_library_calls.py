@@ -94,9 +94,11 @@ def test_an_unknown_keyword_is_a_type_error_with_the_nearest_name(wrong: str, ne
     assert told == f"speculative_generate() got an unexpected keyword argument '{wrong}' (did you mean {near}?)"
 
 
-def test_prompts_may_be_lists_tuples_and_tensors() -> None:
-    for prompt in (tuple(PROMPT), torch.tensor(PROMPT), torch.tensor([PROMPT]), [PROMPT], torch.tensor(PROMPT).numpy()):
-        assert spec(prompt) == PLAIN
+@pytest.mark.parametrize(
+    "prompt", [tuple(PROMPT), torch.tensor(PROMPT), torch.tensor([PROMPT]), [PROMPT], torch.tensor(PROMPT).numpy()]
+)
+def test_prompts_may_be_lists_tuples_and_tensors(prompt: Any) -> None:
+    assert spec(prompt) == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -195,9 +197,11 @@ def test_far_vocabularies_are_refused_and_near_ones_taken() -> None:
     assert told == "different vocabularies: drafter has 300 ids, the target 2,000, and the tokenizer 2,000"
 
 
-def test_drafter_objects_draft_as_well() -> None:
-    for drafter in (MaxGramDrafter(), NgramDrafter(300), ModelDrafter(CausalLM(DRAFTER, "drafter")), CausalLM(DRAFTER)):
-        assert spec(PROMPT, drafter, TARGET) == PLAIN
+@pytest.mark.parametrize(
+    "drafter", [MaxGramDrafter(), NgramDrafter(300), ModelDrafter(CausalLM(DRAFTER, "drafter")), CausalLM(DRAFTER)]
+)
+def test_drafter_objects_draft_as_well(drafter: Any) -> None:
+    assert spec(PROMPT, drafter, TARGET) == PLAIN
 
 
 def test_a_recording_stands_in_for_the_target() -> None:

@@ -65,16 +65,14 @@ def test_a_stop_at_every_index_ends_the_row_there(name: str, gamma: int) -> None
 
 def test_a_stop_inside_the_accepted_run_has_no_token_of_the_targets() -> None:
     script = [1, 2, 9, 4, 5, 6]
-    events = decode(says(script), [PROMPT], ModelDrafter(says(script)), greedy(), length=6, gamma=4, stop={9})
-    last = steps(events)[-1]
+    last = steps(decode(says(script), [PROMPT], ModelDrafter(says(script)), greedy(), length=6, gamma=4, stop={9}))[-1]
     assert last.drafted == (2, 9, 4, 5)
     assert (last.path, last.token, last.emitted) == ((0, 1), None, (2, 9))
     assert (last.rejected, last.discarded) == ((), (2, 3))
 
 
 def test_a_stop_that_was_drafted_wrongly_does_not_stop() -> None:
-    drafter = PointDrafter(V, lambda row: 9)
-    events = decode(says(), [PROMPT], drafter, greedy(), length=10, gamma=3, stop={9})
+    events = decode(says(), [PROMPT], PointDrafter(V, lambda row: 9), greedy(), length=10, gamma=3, stop={9})
     assert emitted(events) == [SCRIPT[:10]]
     assert reasons(events) == {0: "length"}
 
@@ -123,10 +121,10 @@ def test_the_context_ends_a_row_as_length_and_is_never_overrun(name: str, room: 
         assert reasons(events) == {0: "length"}
 
 
-def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on() -> None:
-    for context in range(2, 10):
-        drafter = ModelDrafter(chain_lm(V, PROMPT, SCRIPT, context=context))
-        assert answers(says(), [PROMPT], drafter, greedy(), length=12, gamma=4) == [SCRIPT[:12]]
+@pytest.mark.parametrize("context", range(2, 10))
+def test_a_drafter_with_less_context_falls_silent_and_the_answer_goes_on(context: int) -> None:
+    drafter = ModelDrafter(chain_lm(V, PROMPT, SCRIPT, context=context))
+    assert answers(says(), [PROMPT], drafter, greedy(), length=12, gamma=4) == [SCRIPT[:12]]
 
 
 def test_prompts_that_cannot_be_answered_are_one_line_errors() -> None:
@@ -250,21 +248,21 @@ def test_rows_of_one_batch_may_meet_the_context_at_different_rounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "perfect", "ngram", "right every other time"])
-def test_an_interrupt_between_rounds_keeps_what_there_is(name: str) -> None:
-    for looks in range(8):
-        target, drafter = says(), DRAFTERS[name]()
-        session = target.open([PROMPT])
-        options = {"length": 12, "gamma": 2, "session": session}
-        events = decode(target, [PROMPT], drafter, greedy(), interrupt=after(looks).__next__, **options)
-        partial = emitted(events)[0]
-        assert partial == SCRIPT[: len(partial)]
-        assert len(partial) < 12 or looks > 3
-        assert reasons(events) == {0: "interrupted" if len(partial) < 12 else "length"}
-        held = session.cached[0]
-        assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
-        assert len(held) <= len(PROMPT) + max(len(partial) - 1, 0)
-        # The same session and drafter go on, here with a shorter answer than the one broken off.
-        assert answers(target, [PROMPT], drafter, greedy(), **options) == [SCRIPT[:12]]
+@pytest.mark.parametrize("looks", range(8))
+def test_an_interrupt_between_rounds_keeps_what_there_is(name: str, looks: int) -> None:
+    target, drafter = says(), DRAFTERS[name]()
+    session = target.open([PROMPT])
+    options = {"length": 12, "gamma": 2, "session": session}
+    events = decode(target, [PROMPT], drafter, greedy(), interrupt=after(looks).__next__, **options)
+    partial = emitted(events)[0]
+    assert partial == SCRIPT[: len(partial)]
+    assert len(partial) < 12 or looks > 3
+    assert reasons(events) == {0: "interrupted" if len(partial) < 12 else "length"}
+    held = session.cached[0]
+    assert held == (PROMPT + SCRIPT)[: len(held)]  # nothing but committed tokens
+    assert len(held) <= len(PROMPT) + max(len(partial) - 1, 0)
+    # The same session and drafter go on, here with a shorter answer than the one broken off.
+    assert answers(target, [PROMPT], drafter, greedy(), **options) == [SCRIPT[:12]]
 
 
 def test_an_interrupt_while_the_prompt_is_read() -> None:

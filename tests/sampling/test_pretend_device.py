@@ -1,7 +1,5 @@
 """The loop on a pretended device: all drafters draft as on the CPU, nothing mixes devices, the host waits rarely."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -211,18 +209,18 @@ class Alternating:
         ids = torch.arange(40)
         return ids % 2 == self.last % 2 if self.forced is None else ids != self.forced
 
-    def after(self, token: int) -> Alternating | None:
+    def after(self, token: int) -> "Alternating | None":
         return None if self.refused[token] else Alternating(token)
 
 
-FORMS = [
-    *[("model", "none", "sampled"), ("glide", "none", "sampled"), ("dspark", "none", "sampled")],
-    *[("model", "dynamic", "greedy"), ("feature", "dynamic", "greedy"), ("dflash", "dynamic", "greedy")],
-    *[("tables+feature", "joint", "gumbel"), ("ngram", "none", "gumbel"), ("cascade", "none", "sampled")],
-]
-
-
-@pytest.mark.parametrize(("word", "grown", "kind"), FORMS)
+@pytest.mark.parametrize(
+    ("word", "grown", "kind"),
+    [
+        *[("model", "none", "sampled"), ("glide", "none", "sampled"), ("dspark", "none", "sampled")],
+        *[("model", "dynamic", "greedy"), ("feature", "dynamic", "greedy"), ("dflash", "dynamic", "greedy")],
+        *[("tables+feature", "joint", "gumbel"), ("ngram", "none", "gumbel"), ("cascade", "none", "sampled")],
+    ],
+)
 def test_forms_do_on_a_device_what_they_do_on_the_cpu(word: str, grown: str, kind: str) -> None:
     same(word, grown, kind, [PROMPT], few_ids_on_the_device, few_ids, form=True)
     if (word, grown) == ("model", "none"):
@@ -234,8 +232,7 @@ def test_forms_do_on_a_device_what_they_do_on_the_cpu(word: str, grown: str, kin
 def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str, prompt: Rows) -> None:
     def pair(place: Callable[[Any], Any]) -> tuple[LM, dict[str, Callable[[], Drafter]]]:
         target = t5()
-        small = t5(7, like=target, noise=0.05)
-        return EncDecLM(place(target)), drafters(place(small))
+        return EncDecLM(place(target)), drafters(place(t5(7, like=target, noise=0.05)))
 
     def run(both: tuple[LM, dict[str, Callable[[], Drafter]]]) -> list[Event]:
         return decode(both[0], prompt, both[1][word](), sampler(0.8, 3), length=8)
@@ -256,41 +253,40 @@ def rounds(word: str, kind: str, prompt: Rows, grown: str = "none") -> list[dict
     with pretending() as waits:
         pair = on_the_device()
         drafter = pair.build(DraftRequest(word, Settings(), grown))
-        events = generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4))
-        for event in events:
+        for event in generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4)):
             if isinstance(event, Step) and event.row == 0:
                 each.append(dict(waits))
                 waits.clear()
     return each[2:]
 
 
-WAITS = [  # at most so many, of a drafter, a sampler, a prompt and a kind of tree
-    # for the pass and for its tokens
-    *((2, "none", kind, prompt, "none") for kind in SAMPLERS for prompt in ([PROMPT], SEVERAL)),
-    # no oftener where drafts are looked up
-    *((2, word, "sampled", [PROMPT], "none") for word in ("tables", "match", "suffix", "static", "maxgram")),
-    *((2, word, "sampled", [PROMPT], "dynamic") for word in ("tables", "match", "suffix", "static")),
-    # once more for a drafted chain, by heads, blocks and whatever asks the target for more too
-    *(
-        (3, word, kind, prompt, "none")
-        for word in ("model", "glide")
-        for kind in SAMPLERS
-        for prompt in ([PROMPT], SEVERAL)
-    ),
-    *((3, word, "greedy", [PROMPT], "none") for word in ("plain", "feature", "eagle", "peagle", "dflash", "ngram")),
-    (3, "tables+feature", "greedy", [PROMPT], "none"),
-    # at each level, where drafts hang on the drafts before them
-    *(
-        (6, word, "greedy", [PROMPT], grown)
-        for word in ("tables+feature", "tables+model")
-        for grown in ("none", "joint")
-    ),
-    (6, "dflash2", "greedy", [PROMPT], "none"),
-    (10, "dspark", "greedy", [PROMPT], "none"),
-]
-
-
-@pytest.mark.parametrize(("most", "word", "kind", "prompt", "grown"), WAITS)
+@pytest.mark.parametrize(
+    ("most", "word", "kind", "prompt", "grown"),
+    [  # at most so many, of a drafter, a sampler, a prompt and a kind of tree
+        # for the pass and for its tokens
+        *((2, "none", kind, prompt, "none") for kind in SAMPLERS for prompt in ([PROMPT], SEVERAL)),
+        # no oftener where drafts are looked up
+        *((2, word, "sampled", [PROMPT], "none") for word in ("tables", "match", "suffix", "static", "maxgram")),
+        *((2, word, "sampled", [PROMPT], "dynamic") for word in ("tables", "match", "suffix", "static")),
+        # once more for a drafted chain, by heads, blocks and whatever asks the target for more too
+        *(
+            (3, word, kind, prompt, "none")
+            for word in ("model", "glide")
+            for kind in SAMPLERS
+            for prompt in ([PROMPT], SEVERAL)
+        ),
+        *((3, word, "greedy", [PROMPT], "none") for word in ("plain", "feature", "eagle", "peagle", "dflash", "ngram")),
+        (3, "tables+feature", "greedy", [PROMPT], "none"),
+        # at each level, where drafts hang on the drafts before them
+        *(
+            (6, word, "greedy", [PROMPT], grown)
+            for word in ("tables+feature", "tables+model")
+            for grown in ("none", "joint")
+        ),
+        (6, "dflash2", "greedy", [PROMPT], "none"),
+        (10, "dspark", "greedy", [PROMPT], "none"),
+    ],
+)
 def test_a_round_waits_no_oftener_than_it_must(most: int, word: str, kind: str, prompt: Rows, grown: str) -> None:
     assert all(sum(waits.values()) <= most for waits in rounds(word, kind, prompt, grown))
 

@@ -57,23 +57,21 @@ KEEPING: dict[str, tuple[Callable[[], Drafter], dict[str, str]]] = {  # these ke
 
 
 @pytest.mark.parametrize(("name", "temperature"), crossed(KEEPING, [0.8, 1.3, 0.0]))
-def test_the_text_is_plain_decodings_for_every_seed_and_gamma(name: str, temperature: float) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_the_text_is_plain_decodings_for_every_seed_and_gamma(name: str, temperature: float, seed: int) -> None:
     make, options = KEEPING[name]
-    for seed in range(6):
-        plain = answers(target(), PROMPTS, None, sampled(seed, temperature), length=LENGTH)
-        for gamma in (2, 5) if seed else range(1, 9):
-            found = answers(
-                target(), PROMPTS, make(), sampled(seed, temperature, **options), length=LENGTH, gamma=gamma
-            )
-            assert found == plain, (seed, gamma)
+    plain = answers(target(), PROMPTS, None, sampled(seed, temperature), length=LENGTH)
+    for gamma in (2, 5) if seed else range(1, 9):
+        found = answers(target(), PROMPTS, make(), sampled(seed, temperature, **options), length=LENGTH, gamma=gamma)
+        assert found == plain, (seed, gamma)
 
 
 @pytest.mark.parametrize("name", ["ngram", "gumbel"])
-def test_stop_tokens_do_not_shift_the_noise_of_other_rows(name: str) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_stop_tokens_do_not_shift_the_noise_of_other_rows(name: str, seed: int) -> None:
     make, options = KEEPING[name]
-    for seed in range(10):
-        plain = answers(target(), PROMPTS, None, sampled(seed), length=LENGTH, stop={2, 6})
-        assert answers(target(), PROMPTS, make(), sampled(seed, **options), length=LENGTH, stop={2, 6}) == plain
+    plain = answers(target(), PROMPTS, None, sampled(seed), length=LENGTH, stop={2, 6})
+    assert answers(target(), PROMPTS, make(), sampled(seed, **options), length=LENGTH, stop={2, 6}) == plain
 
 
 def test_plain_decoding_is_one_keyed_draw_a_position() -> None:
@@ -90,21 +88,20 @@ def test_plain_decoding_is_one_keyed_draw_a_position() -> None:
 
 
 @pytest.mark.parametrize("name", ["ngram", "gumbel", "greedy drafts"])
-def test_continuing_gives_the_uncut_text(name: str) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_continuing_gives_the_uncut_text(name: str, seed: int) -> None:
     make, options = KEEPING[name]
-    for seed in range(5):
-        whole = answers(target(), PROMPTS[:1], None, sampled(seed), length=LENGTH)[0]
-        for cut in (1, 4, 7):
-            first = answers(target(), PROMPTS[:1], make(), sampled(seed, **options), length=cut)[0]
-            rest = answers(target(), [PROMPTS[0] + first], make(), sampled(seed, **options), length=LENGTH - cut)[0]
-            assert first + rest == whole
+    whole = answers(target(), PROMPTS[:1], None, sampled(seed), length=LENGTH)[0]
+    for cut in (1, 4, 7):
+        first = answers(target(), PROMPTS[:1], make(), sampled(seed, **options), length=cut)[0]
+        rest = answers(target(), [PROMPTS[0] + first], make(), sampled(seed, **options), length=LENGTH - cut)[0]
+        assert first + rest == whole
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "gumbel"])
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another(coupling: str) -> None:
     def answer(seed: int) -> list[list[int]]:
-        drafter = ModelDrafter(near_drafter())
-        return answers(target(), PROMPTS, drafter, sampled(seed, coupling=coupling), length=30)
+        return answers(target(), PROMPTS, ModelDrafter(near_drafter()), sampled(seed, coupling=coupling), length=30)
 
     assert answer(7) == answer(7)
     assert len({str(answer(seed)) for seed in range(12)}) == 12
@@ -284,8 +281,7 @@ FAIL_BELOW = 1e-6
 
 def ids_of(keys: list[list[int]], seed: int = 0) -> torch.Tensor:
     """What a uniform law over 16 ids draws with each key: the noise, seen through the public door."""
-    law = torch.full((len(keys), 16), 1 / 16, dtype=torch.float64)
-    return sampler(1.0, seed).draw(law, torch.tensor(keys))
+    return sampler(1.0, seed).draw(torch.full((len(keys), 16), 1 / 16, dtype=torch.float64), torch.tensor(keys))
 
 
 def uniform_p(ids: torch.Tensor, size: int = 16) -> float:
@@ -387,5 +383,4 @@ def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
 def test_a_token_without_mass_is_never_drawn() -> None:
     law = torch.zeros(20_000, 6)
     law[:, 2], law[:, 5] = 0.999_999, 1e-6
-    ids = sampler(1.0, seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)]))
-    assert set(ids.tolist()) <= {2, 5}
+    assert set(sampler(1.0, seed=1).draw(law, torch.tensor([[i, 1] for i in range(20_000)])).tolist()) <= {2, 5}

@@ -38,8 +38,7 @@ def test_both_ends_are_looked_at(size: int, place: int) -> None:
 @given(st.integers(1, 9000), st.integers(0, 10_000), st.integers(1, 50))
 def test_the_first_of_the_largest_is_found(size: int, seed: int, kinds: int) -> None:
     values = torch.randint(kinds, (2, 3, size), generator=torch.Generator().manual_seed(seed)).float()
-    expected = (values == values.amax(dim=-1, keepdim=True)).int().argmax(dim=-1)
-    assert torch.equal(largest(values), expected)
+    assert torch.equal(largest(values), (values == values.amax(dim=-1, keepdim=True)).int().argmax(dim=-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -7,8 +7,6 @@ Forks are independent of each other, so a scheme that relies on *shared* noise (
 cannot be enumerated this way.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -123,7 +121,7 @@ class BranchingSampler(Sampler):
         self.script.ask((kind, *key, "within", *(begun[key[0]] for begun in self._starts)))
         return self.script.choose(weights)
 
-    def drafting(self, starts: Keys) -> BranchingSampler:
+    def drafting(self, starts: Keys) -> "BranchingSampler":
         return BranchingSampler(self.script, self._given, self._drafts, (*self._starts, dict(starts)))
 
     @property
@@ -167,7 +165,7 @@ class RowSampler(BranchingSampler):
         law: Law = softmax,
         drafts: Drafting = "law",
         starts: tuple[dict[int, int], ...] = (),
-        shared: RowSampler | None = None,
+        shared: "RowSampler | None" = None,
     ) -> None:
         super().__init__(Script([]), law, drafts, starts)
         self.taken: list[dict[tuple[object, ...], int]] = (
@@ -190,7 +188,7 @@ class RowSampler(BranchingSampler):
             self.probability[row] = before * weights[first]
         return taken[name]
 
-    def drafting(self, starts: Keys) -> RowSampler:
+    def drafting(self, starts: Keys) -> "RowSampler":
         return RowSampler([], self._given, self._drafts, (*self._starts, dict(starts)), self)
 
 

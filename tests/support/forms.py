@@ -1,7 +1,5 @@
 """A small form for answers, as a table of states, and laws under it. Knows no library of grammars."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -39,7 +37,7 @@ class TableState:
     def refused(self) -> Tensor:
         return torch.tensor([token not in TABLE[self.name] for token in range(SIZE)])
 
-    def after(self, token: int) -> TableState | None:
+    def after(self, token: int) -> "TableState | None":
         name = TABLE[self.name].get(token)
         return None if name is None else TableState(name)
 

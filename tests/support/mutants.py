@@ -1,7 +1,5 @@
 """Mutants: published mistakes of a verifier or a drafter, each put in by wrapping one small piece."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -107,7 +105,7 @@ class SharedNumbers(NaiveVerify):
     """Draft, acceptance and residual by inverse distribution functions, each with a uniform number
     of a coarse grid. `shared` says which of the three use one and the same number."""
 
-    def __init__(self, drafter: GridDrafter, shared: str) -> None:
+    def __init__(self, drafter: "GridDrafter", shared: str) -> None:
         self.drafter, self.shared = drafter, shared
 
     def row(

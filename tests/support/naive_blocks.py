@@ -19,8 +19,7 @@ def _normed(x: Tensor, weight: Tensor) -> Tensor:
 def _turned(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     half = x.shape[-1] // 2
     angles = positions[:, None] / theta ** (torch.arange(half) / half)
-    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
-    mixed = torch.complex(x[..., :half], x[..., half:]) * turn
+    mixed = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)[:, None]
     return torch.cat((mixed.real, mixed.imag), dim=-1)
 
 

@@ -1,6 +1,10 @@
-"""Panes of a lane by its name alone, with the facts that a test gives."""
+"""Panes of a lane by its name alone, with the facts that a test gives; and how a terminal gets what is drawn."""
 
 from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
 
 from app.lanes.costs import LaneRecord, Terms
 from app.screen.panes import PaneData, Round, State
@@ -23,3 +27,19 @@ def pane_of(
     """A lane as it stands; `names` are those of its sources."""
     lane = LaneRecord(name, Terms(sources=names), settings=Settings(max_new_tokens=limit))
     return PaneData(lane, spans, stats, state, progress, rounds=rounds)
+
+
+def printed(drawn: Any, width: int = 100, colors: Any = None) -> str:
+    """What a terminal of this width and these colours ("256", "truecolor"; none) receives."""
+    console = Console(
+        file=StringIO(),
+        width=width,
+        color_system=colors,
+        force_terminal=bool(colors),
+        no_color=not colors,
+        highlight=False,
+        legacy_windows=False,
+    )
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get()

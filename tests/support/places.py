@@ -1,7 +1,5 @@
 """Places that are hard to write to: a device, a folder that refuses also root, a disk that is full."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -69,7 +67,7 @@ def largest_file(size: int) -> Iterator[None]:
 class Device:
     """A character device that everybody can make: a terminal that hands on every byte. `read` is what came."""
 
-    def __enter__(self) -> Device:
+    def __enter__(self) -> "Device":
         self._reader, self._writer = os.openpty()
         tty.setraw(self._writer)
         self.path = Path(os.ttyname(self._writer))

@@ -5,8 +5,6 @@ tensors of two devices is refused by its name, as is reading such memory from th
 for a GPU is counted. Knows no models; only the torch functions that reach `__torch_function__`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +32,7 @@ class Pretended(Tensor):
     where: torch.device
 
     @staticmethod
-    def __new__(cls, held: Tensor, where: torch.device) -> Pretended:
+    def __new__(cls, held: Tensor, where: torch.device) -> "Pretended":
         wrapper = torch.Tensor._make_subclass(cls, torch.empty(0, device="meta"))
         wrapper.held, wrapper.where = held, where
         return wrapper

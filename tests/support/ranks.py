@@ -3,8 +3,6 @@
 What torchrun puts into the environment is put there by hand; signals, deaths and files are real.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -34,7 +32,7 @@ class Ranks:
             (folder / f"{rank}.err").touch()
             process.start()
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> "Ranks":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -133,8 +133,7 @@ def exact_law(
         for answer, mass in open_answers.items():
             prefix = [*prompt, *answer]
             before = ([prefix],) if getattr(law, "needs_prefixes", False) else ()
-            probs = law(lm.logits([prefix]), *before)[0].tolist()
-            for token, prob in enumerate(probs):
+            for token, prob in enumerate(law(lm.logits([prefix]), *before)[0].tolist()):
                 if prob == 0:
                     continue
                 done = token in stops or length == max_new_tokens

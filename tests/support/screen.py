@@ -135,8 +135,7 @@ class Terminal:
     @property
     def at_prompt(self) -> bool:
         """Whether the last line with a prompt sign is where the cursor is."""
-        line = self.screen.display[self.screen.cursor.y]
-        return line.startswith(("›", ">")) and self.screen.cursor.x >= 2
+        return self.screen.display[self.screen.cursor.y].startswith(("›", ">")) and self.screen.cursor.x >= 2
 
     def end(self) -> int:
         """Wait for the program to end; its exit code."""

@@ -93,8 +93,7 @@ def run_lines(
 ) -> Ran:
     """Run a console over these lines. Without `settings` answers have at most 12 tokens; `layers` outrank those."""
     stream = io.StringIO()
-    system = "standard" if color else None
-    out = Screen(file=stream, width=width, height=30, color_system=system, legacy_windows=False)
+    out = Screen(file=stream, width=width, height=30, color_system="standard" if color else None, legacy_windows=False)
     held: list[Any] = []
 
     def make_reader(state: ConsoleState) -> ScriptedReader:

@@ -1,7 +1,5 @@
 """An HTTP server on this machine that answers as a test scripts it, in the formats of real ones."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -33,7 +31,7 @@ class Reply(BaseHTTPRequestHandler):
     """One request. What it raises for a client that has left is not said."""
 
     protocol_version = "HTTP/1.1"
-    server: ScriptedServer
+    server: "ScriptedServer"
 
     def log_message(self, *_: Any) -> None:
         return

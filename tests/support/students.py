@@ -4,7 +4,7 @@ Nothing is trained: a student agrees with its target by chance, often enough in 
 `PrefixLM` is the target as the proofs want it, a function of the prefix without any cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.types import Draft, Rows
+from sampling.types import Budget, Draft, Rows, Sampler
 
 KINDS = ("plain", "glide", "feature", "eagle")
 BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and what their configuration says
@@ -171,3 +171,24 @@ def close(got: Tensor, wanted: Tensor, within: float = 2e-5) -> None:
     left, right = (part.masked_fill(part.isinf(), 0.0).double() for part in (got, wanted))
     worst = float((left - right).abs().max() / right.abs().max())
     assert worst < within, f"off by {worst:.1e} of the largest value"
+
+
+def watched(drafter: Any, whole: Callable[[list[int]], Tensor]) -> list[list[int]]:
+    """How many tokens each pass of each round feeds; its first logits are compared with those after the whole row."""
+    widths: list[int] = []
+    rounds: list[list[int]] = []
+    run, propose = drafter.lm.network.run, drafter.propose
+
+    def counting(x: Tensor, *rest: Any) -> Tensor:
+        widths.append(x.shape[1])
+        return run(x, *rest)
+
+    def proposing(rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
+        close(drafter.sessions[0].fork().score(rows, Draft.empty(1))[0, 0], whole(rows[0]))
+        widths.clear()
+        draft = propose(rows, budget, sampler)
+        rounds.append(list(widths))
+        return draft
+
+    drafter.lm.network.run, drafter.propose = counting, proposing
+    return rounds

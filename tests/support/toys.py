@@ -8,8 +8,6 @@ The drafters behind them, for the proofs, are written token by token from a toy'
 independent of `sampling.drafters`. Row numbers are followed through `select`, as a real drafter must.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -54,12 +52,11 @@ class ToyLM(LM):
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         """[len(contexts), V] logits after each prefix."""
-        rows = [torch.as_tensor(self._logits_of(tuple(context)), dtype=self.dtype) for context in contexts]
-        return torch.stack(rows)
+        return torch.stack([torch.as_tensor(self._logits_of(tuple(context)), dtype=self.dtype) for context in contexts])
 
     def open(
-        self, prompt: Rows, *, previous: ToySession | None = None, target: object = None, hidden: bool = False
-    ) -> ToySession:
+        self, prompt: Rows, *, previous: "ToySession | None" = None, target: object = None, hidden: bool = False
+    ) -> "ToySession":
         session = ToySession(self, prompt)
         require(getattr(target, "vocab_size", self.vocab_size) == self.vocab_size, "a toy drafts for its own ids alone")
         if previous is not None:
@@ -84,8 +81,7 @@ class TableLM(ToyLM):
         super().__init__(vocab_size, lambda prefix: [], name, context, dtype)
         noise = torch.Generator().manual_seed(seed)
         size = vocab_size + 1  # the extra index stands for "no such token yet"
-        table = torch.randn((size, size, vocab_size), generator=noise, dtype=torch.float64) * sharpness
-        self.table = table.to(dtype)
+        self.table = (torch.randn((size, size, vocab_size), generator=noise, dtype=torch.float64) * sharpness).to(dtype)
 
     def logits(self, contexts: Sequence[Sequence[int]]) -> Tensor:
         none = self.vocab_size
@@ -186,7 +182,7 @@ class ToySession(Session):
         if self._pending is not None:
             self._pending = None
 
-    def fork(self) -> ToySession:
+    def fork(self) -> "ToySession":
         self._alive()
         twin = ToySession(self.lm, self._initial)
         twin.cached = [list(row) for row in self.cached]

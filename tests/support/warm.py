@@ -4,8 +4,6 @@ Descriptors, signals, deaths, files and exit codes are real. What libraries read
 imported is that of the first start: tests of such settings, and of the start itself, take a process of their own.
 """
 
-from __future__ import annotations
-
 import fcntl
 import multiprocessing
 import os
@@ -70,7 +68,7 @@ class Warm:
         for one in theirs:
             one.close()
 
-    def __enter__(self) -> Warm:
+    def __enter__(self) -> "Warm":
         return self
 
     def __exit__(self, *_: object) -> None:

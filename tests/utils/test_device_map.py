@@ -10,15 +10,6 @@ from tests.support.refusals import refused
 from utils.device_map import COPIED, device_map
 
 LAYERS = 8
-CONFIG = LlamaConfig(
-    hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    vocab_size=300,
-    tie_word_embeddings=False,
-)
 ENDS = 2 * 300 * 64 * 4  # bytes of embedding and head
 LAYER = (64 * 64 * 3 + 64 * 128 * 3 + 2 * 64) * 4
 WHOLE = ENDS + LAYERS * LAYER + 64 * 4 + 2 * 8 * 4  # the last norm, and how rotary angles turn
@@ -27,7 +18,25 @@ PLENTY = 1 << 40
 
 def mapped(room: dict[Any, int], kind: str = "none", **config: Any) -> dict[str, Any] | None:
     return device_map(
-        "large", AutoModelForCausalLM, LlamaConfig(**{**CONFIG.to_dict(), **config}), torch.float32, kind, room
+        "large",
+        AutoModelForCausalLM,
+        LlamaConfig(
+            **{
+                **LlamaConfig(
+                    hidden_size=64,
+                    intermediate_size=128,
+                    num_hidden_layers=LAYERS,
+                    num_attention_heads=4,
+                    num_key_value_heads=2,
+                    vocab_size=300,
+                    tie_word_embeddings=False,
+                ).to_dict(),
+                **config,
+            }
+        ),
+        torch.float32,
+        kind,
+        room,
     )
 
 

@@ -102,8 +102,7 @@ def full_sort(probs: Tensor, top_p: float) -> Tensor:
     """The oracle: all ids sorted, the first of equal ones first; kept while the mass before them is below top_p."""
     values, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = values.cumsum(dim=-1) - values
-    kept = torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, before < top_p)
-    left = torch.where(kept, probs, 0.0)
+    left = torch.where(torch.zeros_like(probs, dtype=torch.bool).scatter(-1, ids, before < top_p), probs, 0.0)
     return left / left.sum(dim=-1, keepdim=True)
 
 
@@ -183,8 +182,9 @@ def test_sample_follows_the_callers_generator(untouched_global_noise: None) -> N
 def test_every_number_has_a_row_and_a_processor_that_is_off_changes_nothing() -> None:
     assert {field.name for field in fields(LogitsProcessor)} == {*ARGUMENTS, "logit_bias"}
     logits = torch.randn(3, 9)
-    found = LogitsProcessor(**{name: argument.off for name, argument in ARGUMENTS.items()})(logits)  # type: ignore[arg-type]
-    assert torch.allclose(found, logits.softmax(dim=-1))
+    assert torch.allclose(
+        LogitsProcessor(**{name: argument.off for name, argument in ARGUMENTS.items()})(logits), logits.softmax(dim=-1)
+    )
 
 
 @given(ROWS, st.lists(st.integers(0, 5), max_size=12), st.integers(0, 6), st.floats(-2, 2), st.floats(-2, 2))

@@ -79,8 +79,11 @@ def test_definition_and_order_are_those_of_transformers(
     theirs += [TopKLogitsWarper(top_k)] if top_k else []
     theirs += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     expected = LogitsProcessorList(theirs)(torch.tensor([prefix]), logits.clone()).softmax(dim=-1)
-    found = make_processor(0.7, top_k, top_p, repetition_penalty=penalty, no_repeat_ngram=n)(logits, [prefix])
-    assert torch.allclose(found, expected, atol=1e-9)
+    assert torch.allclose(
+        make_processor(0.7, top_k, top_p, repetition_penalty=penalty, no_repeat_ngram=n)(logits, [prefix]),
+        expected,
+        atol=1e-9,
+    )
 
 
 def test_every_named_processor_takes_the_rules_beside_its_own_numbers() -> None:

@@ -128,8 +128,7 @@ def shared_steps(target: str, out: str) -> int:
 
 
 def test_a_shared_session_does_what_one_of_a_whole_model_does(catalogue: Path, tmp_path: Path) -> None:
-    target = str(catalogue.parent / "target")
-    with Ranks(tmp_path, 3, shared_steps, target, str(tmp_path / "found.pt")) as ranks:
+    with Ranks(tmp_path, 3, shared_steps, str(catalogue.parent / "target"), str(tmp_path / "found.pt")) as ranks:
         assert ranks.codes() == [0, 0, 0], [ranks.errors(rank) for rank in range(3)]
     shared, whole = torch.load(tmp_path / "found.pt"), steps(CausalLM(TransformersNetwork(whole_target())))
     for got, wanted in zip(shared, whole, strict=True):
@@ -170,14 +169,13 @@ def test_what_cannot_be_shared_is_refused_by_name_and_said_once(
         assert [ranks.errors(rank) for rank in range(1, count)] == [[]] * (count - 1)  # they wait to be ended
 
 
-def test_other_sub_commands_are_refused_by_name() -> None:
+@pytest.mark.parametrize("words", [["chat"], ["distill", "--out", "x"]])
+def test_other_sub_commands_are_refused_by_name(words: list[str]) -> None:
     told = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    for command in ("chat", "distill --out x"):
-        line = [sys.executable, str(ROOT / "infer.py"), *command.split()]
-        done = subprocess.run(line, env=os.environ | told, capture_output=True, text=True, check=False, timeout=60)
-        name = command.split()[0]
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"error: {name} runs in one process, torchrun started 3 (run and bench share a target)\n"
+    line = [sys.executable, str(ROOT / "infer.py"), *words]
+    done = subprocess.run(line, env=os.environ | told, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: {words[0]} runs in one process, torchrun started 3 (run and bench share a target)\n"
 
 
 def test_encoder_decoders_and_models_without_a_plan_are_refused() -> None:

@@ -22,13 +22,11 @@ from utils.tokenizer import ROLES, FileTokenizer, file_tokenizer
 
 TEXTS = ["", " ", "Name a colour.", "naïve 東京 🙂\u200d\n\t 1234567", "<|im_start|>user\nHi<|im_end|>", "a" * 300]
 CHAT = [{"role": "user", "content": "Hi\n"}, {"role": "assistant", "content": "Ja?"}, {"role": "user", "content": "No"}]
-CUT = {"max_length": 5, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}
 
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    spec = catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target
-    return model_folder(spec, LoadOptions())
+    return model_folder(catalogue_in(Path(__file__).parents[2] / "models.yaml").pair("smollm2").target, LoadOptions())
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +37,7 @@ def theirs(folder: Path) -> Any:
 @pytest.fixture
 def ours(folder: Path) -> FileTokenizer:
     """One that must not ask for transformers' own."""
-
-    def never_asked() -> Any:
-        raise AssertionError("transformers' own is asked for")
-
-    found = file_tokenizer(folder, never_asked)
+    found = file_tokenizer(folder, lambda: pytest.fail("transformers' own is asked for"))
     assert found is not None
     return found
 
@@ -119,7 +113,10 @@ def test_what_it_cannot_do_itself_is_asked_of_theirs(folder: Path, theirs: Any) 
         ("tokenizer_config.json", {"bos_token": {"content": "<|im_start|>", "lstrip": True}}),
         ("tokenizer_config.json", {"bos_token": "never seen"}),
         ("config.json", {"model_type": "qwen2"}),
-        ("tokenizer.json", {"truncation": CUT}),
+        (
+            "tokenizer.json",
+            {"truncation": {"max_length": 5, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}},
+        ),
     ],
 )
 def test_another_folder_is_left_to_transformers(

@@ -155,8 +155,7 @@ def whole_rounds(journal: bytes) -> int:
 def test_cuts_at_any_byte_one_after_another_lose_only_the_torn_line(world: Any, shares: list[float]) -> None:
     world.cut(len(world.kept))
     for share in shares:
-        size = int(share * world.journal.stat().st_size)
-        whole = world.journal.read_bytes()[:size]
+        whole = world.journal.read_bytes()[: int(share * world.journal.stat().st_size)]
         world.journal.write_bytes(whole)
         stop = (TOTAL - whole_rounds(whole)) // 2
         if stop and world.run(stop) == 130:  # Ctrl-C in the answer after these
@@ -280,7 +279,4 @@ def test_a_broken_line_is_named(world: Any, number: int, line: bytes, told: str)
     lines = world.kept.splitlines()
     lines[number - 1] = line
     world.journal.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(UsageError, match=told) as caught:
-        world.run()
-    assert "\n" not in str(caught.value)
-    assert str(world.journal) in str(caught.value)
+    assert str(world.journal) in refused(world.run, kind=UsageError, match=told)

@@ -200,8 +200,7 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
         "cascade",
     )
     assert len(missing) == len(wanted)
-    for told, line in zip(missing, wanted, strict=True):
-        assert line in told
+    assert all(line in told for told, line in zip(missing, wanted, strict=True))
     assert not any(tag == "svg" for tag, _ in parsed.tags)
 
 

@@ -158,12 +158,16 @@ def prompts(tmp_path: Path) -> Path:
 SETTINGS = Settings(max_new_tokens=12, quiet=True)
 
 
+def benched(options: ModelOptions, prompts: Path, settings: Settings = SETTINGS, **given: Any) -> int:
+    """The exit code of a bench with these arguments."""
+    return run_bench(settings, options, bench_with(prompts, **given))
+
+
 def test_a_whole_benchmark(
     options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 3), repeat=2, out=out)
-    assert run_bench(SETTINGS, options, args) == 0
+    assert benched(options, prompts, methods=("ar", "spec", "ngram"), gammas=(1, 3), repeat=2, out=out) == 0
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1
     assert "prompt 2, turn 1 skipped: the prompt is 4" in printed.err
@@ -196,8 +200,19 @@ def test_sampled_texts_may_be_other_draws_of_the_same_distribution(
     options: ModelOptions, prompts: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
-    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(2,), repeat=1, turns=1, out=out)
-    assert run_bench(SETTINGS.changed(temperature=0.8), options, args) == 0
+    assert (
+        benched(
+            options,
+            prompts,
+            SETTINGS.changed(temperature=0.8),
+            methods=("ar", "spec", "ngram"),
+            gammas=(2,),
+            repeat=1,
+            turns=1,
+            out=out,
+        )
+        == 0
+    )
     data = json.loads(out.read_text())
     assert [row["differs"] for row in data["summary"]] == [None, None, 0]
     assert data["summary"][1]["may_differ"] == 2
@@ -224,8 +239,7 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(options: ModelOptions,
     # Whatever the settings' own gamma is: without a number of its own a cascade must not run under auto.
     settings = SETTINGS.changed(gamma="auto", cascade="model,maxgram", k_matrix="[[2,3],[0,3]]")
     methods = ("ar", "spec", "cascade", "chain")
-    args = bench_with(prompts, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out)
-    assert run_bench(settings, options, args) == 0
+    assert benched(options, prompts, settings, methods=methods, gammas=(1, 3, "auto"), repeat=1, limit=1, out=out) == 0
     data = json.loads(out.read_text())
     assert [(row["method"], row["gamma"]) for row in data["summary"]] == [
         ("ar", None),
@@ -242,8 +256,7 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(options: ModelOptions,
     for result in data["prompts"][0]["results"]:
         if (result["method"], result["gamma"]) in (("cascade", None), ("chain", None)):
             assert result["calls"]["drafter"] >= result["target_passes"] - 1  # the last round has no room to draft
-    only = bench_with(prompts, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out)
-    assert run_bench(settings, options, only) == 0
+    assert benched(options, prompts, settings, methods=("cascade",), gammas=("auto",), repeat=1, limit=1, out=out) == 0
     assert [(row["method"], row["gamma"]) for row in json.loads(out.read_text())["summary"]] == [("cascade", "auto")]
 
 
@@ -253,8 +266,7 @@ def test_lanes_that_ignore_gamma_run_once_for_all_numbers(options: ModelOptions,
 def test_the_lanes_and_transformers_agree(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = bench_with(prompts, methods=("ar", "spec", "ngram"), gammas=(1, 4), check_identity=True)
-    assert run_bench(SETTINGS, options, args) == 0
+    assert benched(options, prompts, methods=("ar", "spec", "ngram"), gammas=(1, 4), check_identity=True) == 0
     printed = capsys.readouterr()
     assert printed.out == "identity: 2 prompts × 12 tokens × 5 lanes: 0 differ\n"
     assert "prompt 2, turn 1 skipped: the prompt is 4" in printed.err
@@ -263,12 +275,10 @@ def test_the_lanes_and_transformers_agree(
 def test_a_lossy_lane_is_not_checked_and_its_answers_are_other_texts(
     options: ModelOptions, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = bench_with(prompts, methods=("ar", "ngram", "lossy"), gammas=(2,), check_identity=True)
-    assert run_bench(SETTINGS, options, args) == 0
+    assert benched(options, prompts, methods=("ar", "ngram", "lossy"), gammas=(2,), check_identity=True) == 0
     assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
     out = tmp_path / "out.json"
-    measured = bench_with(prompts, methods=("ar", "lossy"), gammas=(2,), repeat=1, out=out)
-    assert run_bench(SETTINGS, options, measured) == 0
+    assert benched(options, prompts, methods=("ar", "lossy"), gammas=(2,), repeat=1, out=out) == 0
     (row,) = (row for row in json.loads(out.read_text())["summary"] if row["method"] == "lossy")
     assert (row["compared"], row["other_draws"], row["may_differ"]) == (0, 0, 3)
     assert "identical" not in capsys.readouterr().out
@@ -277,8 +287,17 @@ def test_a_lossy_lane_is_not_checked_and_its_answers_are_other_texts(
 def test_rules_of_repetition_are_the_references_too(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = bench_with(prompts, methods=("ar", "ngram"), gammas=(2,), check_identity=True)
-    assert run_bench(SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2), options, args) == 0
+    assert (
+        benched(
+            options,
+            prompts,
+            SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2),
+            methods=("ar", "ngram"),
+            gammas=(2,),
+            check_identity=True,
+        )
+        == 0
+    )
     assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
 
 
@@ -294,7 +313,7 @@ def test_a_lane_that_changes_the_output_is_found(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app.bench.run, "run_lane", broken)
-    assert run_bench(SETTINGS, options, bench_with(prompts, gammas=(1, 4), check_identity=True, limit=1)) == 1
+    assert benched(options, prompts, gammas=(1, 4), check_identity=True, limit=1) == 1
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[0].startswith("prompt 1: spec gamma 4 differs from ar at token 6, top-2 gap ")
@@ -310,16 +329,24 @@ def test_plain_decoding_that_leaves_transformers_is_found(
         return replace(answer, ids=answer.ids[:-1])
 
     monkeypatch.setattr(app.bench.run, "run_lane", wrong)
-    args = bench_with(prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1)
-    assert run_bench(SETTINGS, options, args) == 1
+    assert benched(options, prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1) == 1
     assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out
 
 
 def test_transformers_is_not_compared_under_settings_that_it_lacks(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = bench_with(prompts, methods=("ngram",), gammas=(2,), check_identity=True)
-    assert run_bench(SETTINGS.changed(presence_penalty=1.0), options, args) == 0
+    assert (
+        benched(
+            options,
+            prompts,
+            SETTINGS.changed(presence_penalty=1.0),
+            methods=("ngram",),
+            gammas=(2,),
+            check_identity=True,
+        )
+        == 0
+    )
     assert "0 differ (transformers not compared: settings that it lacks)" in capsys.readouterr().out
 
 
@@ -327,8 +354,7 @@ def test_sampled_lanes_are_compared_with_the_seeds_own_text(
     options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = SETTINGS.changed(temperature=0.8)
-    args = bench_with(prompts, methods=("spec", "ngram"), gammas=(2, 5), check_identity=True)
-    assert run_bench(settings, options, args) == 0
+    assert benched(options, prompts, settings, methods=("spec", "ngram"), gammas=(2, 5), check_identity=True) == 0
     told = "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ (transformers not compared: sampled)\n"
     assert capsys.readouterr().out == told
     refused(
@@ -386,7 +412,6 @@ def test_trees_pass_the_check_and_are_really_grown(
 
     monkeypatch.setattr(sampling.loop, "verify", noted)
     settings = Settings(max_new_tokens=40, quiet=True, expand="dynamic", nodes=12)
-    args = bench_with(prompts, methods=("ar", "spec"), gammas=(2, 6), check_identity=True)
-    assert run_bench(settings, options, args) == 0
+    assert benched(options, prompts, settings, methods=("ar", "spec"), gammas=(2, 6), check_identity=True) == 0
     assert capsys.readouterr().out == "identity: 2 prompts × 40 tokens × 3 lanes: 0 differ\n"
     assert sum(trees) > 5

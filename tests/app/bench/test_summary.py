@@ -54,10 +54,8 @@ ITEMS = [
 
 def telling(variant: Variant, at: int | None, gap: float | None = None, **more: Any) -> Answer:
     """CALM, but for another token at `at`, where the target's two best logits lie `gap` apart."""
-    ids = CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :])
-    told = answer(variant, 1, ids)
-    gaps = () if at is None else (*[None] * at, gap)
-    return replace(told, stats=replace(told.stats, top2_gaps=gaps), **more)
+    told = answer(variant, 1, CALM if at is None else (*CALM[:at], 7, *CALM[at + 1 :]))
+    return replace(told, stats=replace(told.stats, top2_gaps=() if at is None else (*[None] * at, gap)), **more)
 
 
 def test_how_texts_differ_is_counted_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,7 @@ def shown(chat: Conversation, tokens: list[int]) -> str:
 
 
 def answer(chat: Conversation, message: str, text: str, reason: Any = "eos", **more: Any) -> None:
-    tokens = ids(chat, text) + ([STOP] if reason == "eos" else [])
-    chat.commit(chat.plan(message), tokens, reason, **more)
+    chat.commit(chat.plan(message), ids(chat, text) + ([STOP] if reason == "eos" else []), reason, **more)
 
 
 @pytest.mark.parametrize("reason", ["eos", "length", "interrupted"])

@@ -22,8 +22,7 @@ from tests.support.chromium import Browser, needs_chromium
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair
 
-ROOT = Path(__file__).resolve().parents[3]
-CLASS = ROOT / "docs" / "examples" / "class.jsonl"
+CLASS = Path(__file__).resolve().parents[3] / "docs" / "examples" / "class.jsonl"
 HOSTILE = "</script><script>document.title='alive'</script> {{data}} <img src=x onerror=y> \x1b[31m \u202e"
 
 
@@ -42,8 +41,7 @@ def page_of(log: Path, file: Path) -> tuple[str, Any]:
     """The page of a log and the JSON in it."""
     assert main(["replay", str(log), "--page", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
-    held = text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0]
-    return text, json.loads(held)
+    return text, json.loads(text.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
 
 
 def logged(log: Path) -> Iterator[tuple[int, int, list[Any]]]:
@@ -165,12 +163,15 @@ def test_a_hundred_tokens_by_lot_say_what_the_log_says(which: str, sampled: Path
             for proposal in step["positions"][index][1]:
                 if proposal[0] == row["token"]:
                     assert row["q"] == pytest.approx(proposal[1], rel=1e-3)
-    for words in (
-        ("greedy", "rejected")
-        if which == "class"
-        else ("coin", "more than q", "drawn: largest log p", "both after the settings")
-    ):
-        assert words in seen
+    assert [
+        words
+        for words in (
+            ("greedy", "rejected")
+            if which == "class"
+            else ("coin", "more than q", "drawn: largest log p", "both after the settings")
+        )
+        if words not in seen
+    ] == []
 
 
 def _emitted(step: Any) -> int:
@@ -232,28 +233,48 @@ def test_it_is_read_without_scripts_and_loads_nothing(tmp_path: Path) -> None:
     for answer in data["answers"]:
         assert answer["question"] in body
         assert answer["text"] in body
-    for words in ("autoregressive", "speculative", "tok/s", "accepted, by tables", "identical by construction"):
-        assert words in body
+    assert [
+        words
+        for words in ("autoregressive", "speculative", "tok/s", "accepted, by tables", "identical by construction")
+        if words not in body
+    ] == []
     assert re.findall(r"https?:|url\(|@import|src=|href=|\beval|innerHTML", text) == []
     assert re.search(r"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-\S{44}'", text)
 
 
 def test_answers_are_numbered_and_only_sources_that_accepted_are_in_the_legend(tmp_path: Path) -> None:
     text, data = page_of(CLASS.with_name("win-and-loss.jsonl"), tmp_path / "page.html")
-    for number, answer in enumerate(data["answers"], start=1):
-        assert f">{number} · {answer['question'][:9]}" in text
+    assert all(
+        f">{number} · {answer['question'][:9]}" in text for number, answer in enumerate(data["answers"], start=1)
+    )
     legends = re.findall(r'<p class="faint legend">(.*?)</p>', text)
     lanes = [lane for answer in data["answers"] for lane in answer["lanes"]]
     for legend, lane in zip(legends, lanes, strict=True):
         kept = {lane["sources"][row[5]] for each in lane["rounds"] for row in each["drafts"] if row[6] == "accepted"}
         assert set(re.findall("accepted, by ([^<]*)", legend)) == kept
     glossary = re.sub("<[^>]*>", "", text.partition("<dl>")[2].partition("</dl>")[0])
-    for word in ("tables", "match", "recalled", "feature", "plain", "said", "cut", "entropy", "discarded", "prefill"):
-        assert word in glossary
-    for word in ("&gamma;", "TTFT", "identical by construction"):
-        assert word in glossary
-    for words in ("min(1, p/q), both after the settings", "Why (commands are for the console): "):
-        assert words in text
+    assert [
+        word
+        for word in (
+            "tables",
+            "match",
+            "recalled",
+            "feature",
+            "plain",
+            "said",
+            "cut",
+            "entropy",
+            "discarded",
+            "prefill",
+        )
+        if word not in glossary
+    ] == []
+    assert [word for word in ("&gamma;", "TTFT", "identical by construction") if word not in glossary] == []
+    assert [
+        words
+        for words in ("min(1, p/q), both after the settings", "Why (commands are for the console): ")
+        if words not in text
+    ] == []
     assert "those after the settings, which were compared, were not kept" in lanes[5]["figures"][0]
 
 
@@ -268,8 +289,9 @@ def test_no_text_of_a_model_or_user_is_markup(sampled: Path, tmp_path: Path) -> 
 
 def test_two_hundred_tokens_are_less_than_400_kb(pair: TinyPair, tmp_path: Path) -> None:
     settings = {"temperature": 0.9, "compare": "ar,spec", "gamma": 4, "max_new_tokens": 200}
-    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", f"/save {tmp_path}/chat.html", settings=settings)
-    assert not ran.errors
+    assert not run_lines(
+        catalogue_of(tmp_path, {"tiny": pair}), "one", f"/save {tmp_path}/chat.html", settings=settings
+    ).errors
     text = (tmp_path / "chat.html").read_text(encoding="utf-8")
     assert text.count("data-t=") == 400
     assert '"rank"' in text
@@ -434,8 +456,11 @@ def test_a_what_if_says_what_inspect_says(browser: Browser, sampled: Path, tmp_p
         lines = Supposed(token, shape, given).lines(Look(10_000, color=False))
         assert card == lines
         said += "".join(lines)
-    for words in ("the sum of min(p, q)", "rejected", "accepted", "it is not the likeliest"):
-        assert words in said
+    assert [
+        words
+        for words in ("the sum of min(p, q)", "rejected", "accepted", "it is not the likeliest")
+        if words not in said
+    ] == []
     assert browser.errors == []
 
 

@@ -19,7 +19,6 @@ TURNED = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
     "{% else %}{{ m['content'] | trim }}</s>{% endif %}{% endfor %}"
 )
-JOINS = "{% for m in messages %}{{ m['content'] }}im_end|> {% endfor %}<|im_start|>"
 
 
 def sentence_piece() -> Any:
@@ -39,22 +38,27 @@ def of_a_file() -> Any:
 
 
 KINDS: dict[str, Callable[[], Any]] = {"bpe": tiny_tokenizer, "sentencepiece": sentence_piece, "file": of_a_file}
-WORDS = [
-    END,
-    START,
-    "</s>",
-    "[INST]",
-    "[/INST]",
-    "<s>",
-    "<|pad|>",
-    "<|im_",
-    "end|>",
-    "<",
-    "<<|im_end|>",
-    "the ",
-    "us",
-]
-TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
+TEXTS = st.lists(
+    st.sampled_from(
+        [
+            END,
+            START,
+            "</s>",
+            "[INST]",
+            "[/INST]",
+            "<s>",
+            "<|pad|>",
+            "<|im_",
+            "end|>",
+            "<",
+            "<<|im_end|>",
+            "the ",
+            "us",
+        ]
+    ),
+    min_size=1,
+    max_size=6,
+).map("".join)
 
 
 def chat_of(kind: str, **more: Any) -> Conversation:
@@ -113,7 +117,7 @@ def test_special_tokens_pass_where_they_are_wanted(kind: str) -> None:
 
 def test_half_a_marker_is_not_made_whole_by_the_template() -> None:
     tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = JOINS
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}im_end|> {% endfor %}<|im_start|>"
     chat = Conversation(tokenizer, frozenset({2}), 1000)
     assert controls(chat, chat.plan("the <|").prompt) == [tokenizer.convert_tokens_to_ids(START)]
     assert controls(chat, rendered(chat, "the <|")) == [2, tokenizer.convert_tokens_to_ids(START)]

@@ -128,56 +128,60 @@ def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[
     assert "takes no further argument '--b'" in capsys.readouterr().err
 
 
-USAGE_ERRORS = [
-    (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64 or auto, got 0"),
-    (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
-    (["--top-p", "1.5"], "error: --top-p must be above 0 and at most 1, got 1.5"),
-    (["--temperature", "-1"], "error: --temperature must be from 0 to 5, got -1"),
-    (["--stop", '["",""]'], """error: --stop must be a text, or several as a JSON list: ["a","b"], got '["",""]'"""),
-    (["--temperature=nan"], "error: --temperature must be a number from 0 to 5, got 'nan'"),
-    (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
-    (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
-    (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
-    (["--length", "3"], "error: unknown flag --length (did you mean --max-new-tokens?)"),
-    (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
-    (["--xyzzy"], "error: unknown flag --xyzzy (--help all lists them; -- ends the flags)"),
-    (["--json"], "error: chat takes no --json (run, check do)"),
-    (["plan", "--c", "0.1"], "error: plan is no sub-command: use check --plan"),
-    (["latency"], "error: latency is no sub-command: use benchmarks/latency.py"),
-    (["write", "a.jsonl"], "error: write is no sub-command: use distill --stage text"),
-    (["tables", "--from", "self"], "error: tables is no sub-command: use distill --stage tables --data FILES"),
-    (["report", "b.json"], "error: report is no sub-command: use bench --from FILE --report PAGE"),
-    (["selftest"], "error: selftest is no sub-command: use python -m pytest -m device --device cuda"),
-    (["bench", "--against", "llama.cpp"], "error: --against is no flag: use benchmarks/against.py"),
-    (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
-    (
-        ["What is a river?"],
-        "error: unknown sub-command 'What is a river?': have chat, run, bench, record, simulate, "
-        "distill, replay, demo, pairs, check; one answer: python infer.py run PROMPT",
-    ),
-    (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
-    (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
-    (["check", "a", "b", "c"], "error: check takes no further argument 'c'"),
-    (["check", "a", "b", "--drafter", "c"], "error: check a b and --drafter c contradict each other: give one"),
-    (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
-    (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
-    (["--load-in-8bit"], "error: --load-in-8bit is no flag: use --quantization int8"),
-    (["--device", "gpu"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
-    (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
-    (
-        ["bench", "--gammas", "1,0"],
-        "error: --gammas must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,0'",
-    ),
-    (
-        ["bench", "--methods", "arr"],
-        f"error: --methods must be a comma list of {', '.join(LANES)}, server, URL, each once, got 'arr'",
-    ),
-    (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
-    (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),
-]
-
-
-@pytest.mark.parametrize(("argv", "line"), USAGE_ERRORS, ids=lambda value: " ".join(value)[:30])
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--gamma", "0"], "error: --gamma must be a whole number from 1 to 64 or auto, got 0"),
+        (["--gamma", "Auto"], "error: --gamma must be a whole number from 1 to 64 or auto, got 'Auto'"),
+        (["--top-p", "1.5"], "error: --top-p must be above 0 and at most 1, got 1.5"),
+        (["--temperature", "-1"], "error: --temperature must be from 0 to 5, got -1"),
+        (
+            ["--stop", '["",""]'],
+            """error: --stop must be a text, or several as a JSON list: ["a","b"], got '["",""]'""",
+        ),
+        (["--temperature=nan"], "error: --temperature must be a number from 0 to 5, got 'nan'"),
+        (["--gamma"], "error: --gamma needs a value: a whole number from 1 to 64 or auto"),
+        (["--no-chat=x"], "error: --no-chat takes no value, got 'x'"),
+        (["--gama", "3"], "error: unknown flag --gama (did you mean --gamma?)"),
+        (["--length", "3"], "error: unknown flag --length (did you mean --max-new-tokens?)"),
+        (["--max-new", "3"], "error: unknown flag --max-new (did you mean --max-new-tokens?)"),
+        (["--xyzzy"], "error: unknown flag --xyzzy (--help all lists them; -- ends the flags)"),
+        (["--json"], "error: chat takes no --json (run, check do)"),
+        (["plan", "--c", "0.1"], "error: plan is no sub-command: use check --plan"),
+        (["latency"], "error: latency is no sub-command: use benchmarks/latency.py"),
+        (["write", "a.jsonl"], "error: write is no sub-command: use distill --stage text"),
+        (["tables", "--from", "self"], "error: tables is no sub-command: use distill --stage tables --data FILES"),
+        (["report", "b.json"], "error: report is no sub-command: use bench --from FILE --report PAGE"),
+        (["selftest"], "error: selftest is no sub-command: use python -m pytest -m device --device cuda"),
+        (["bench", "--against", "llama.cpp"], "error: --against is no flag: use benchmarks/against.py"),
+        (["rnu", "hi"], "error: unknown sub-command 'rnu' (did you mean run?); one answer: python infer.py run PROMPT"),
+        (
+            ["What is a river?"],
+            "error: unknown sub-command 'What is a river?': have chat, run, bench, record, simulate, "
+            "distill, replay, demo, pairs, check; one answer: python infer.py run PROMPT",
+        ),
+        (["--gamma", "4", "run", "hi"], "error: the sub-command comes first: python infer.py run …"),
+        (["chat", "hi"], "error: chat takes no argument 'hi' (one answer: python infer.py run PROMPT)"),
+        (["check", "a", "b", "c"], "error: check takes no further argument 'c'"),
+        (["check", "a", "b", "--drafter", "c"], "error: check a b and --drafter c contradict each other: give one"),
+        (["check", "small", "--pair", "other"], "error: check small and --pair other contradict each other: give one"),
+        (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
+        (["--load-in-8bit"], "error: --load-in-8bit is no flag: use --quantization int8"),
+        (["--device", "gpu"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
+        (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
+        (
+            ["bench", "--gammas", "1,0"],
+            "error: --gammas must be a comma list of whole numbers from 1 to 64 or auto, each once, got '1,0'",
+        ),
+        (
+            ["bench", "--methods", "arr"],
+            f"error: --methods must be a comma list of {', '.join(LANES)}, server, URL, each once, got 'arr'",
+        ),
+        (["bench", "--repeat", "0"], "error: --repeat must be a whole number from 1 to 1000, got 0"),
+        (["bench", "--limit", "0"], "error: --limit must be a whole number, 1 or more, got 0"),
+    ],
+    ids=lambda value: " ".join(value)[:30],
+)
 def test_a_usage_error_is_one_line_and_exit_2(
     handed: Handed, capsys: pytest.CaptureFixture[str], argv: list[str], line: str
 ) -> None:
@@ -287,8 +291,7 @@ def test_colour_follows_flag_then_environment_then_terminal(
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_help_fits_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = build_parser(command).format_help()
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, build_parser(command).format_help().splitlines())) <= 80
 
 
 def infer(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -325,14 +328,14 @@ def test_a_reader_that_leaves_early_hears_nothing(words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_told_once_also_when_it_shows_late() -> None:
-    for unbuffered in ("1", ""):
-        words, environ = f"{sys.executable} {ROOT / 'infer.py'} pairs > /dev/full", {"PYTHONUNBUFFERED": unbuffered}
-        process = subprocess.run(
-            ["sh", "-c", words], env=os.environ | environ, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert process.returncode == 1
-        assert process.stderr == "error: cannot read or write: No space left on device\n"
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_full_disk_is_told_once_also_when_it_shows_late(unbuffered: str) -> None:
+    words, environ = f"{sys.executable} {ROOT / 'infer.py'} pairs > /dev/full", {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.run(
+        ["sh", "-c", words], env=os.environ | environ, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert process.returncode == 1
+    assert process.stderr == "error: cannot read or write: No space left on device\n"
 
 
 def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() -> None:

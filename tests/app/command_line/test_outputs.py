@@ -278,8 +278,10 @@ def test_folders_behind_links_are_filled_and_the_links_stay(home: Home, texts: P
         links[-1].symlink_to(tmp_path / "there" / name)
     assert distilled(home, texts, *links) == 0
     assert all(link.is_symlink() for link in links)
-    for name, file in (("out", "model.safetensors"), ("features", "*.safetensors")):
-        assert list((tmp_path / "there" / name).glob(file))
+    assert all(
+        list((tmp_path / "there" / name).glob(file))
+        for name, file in (("out", "model.safetensors"), ("features", "*.safetensors"))
+    )
     assert not list(tmp_path.rglob(".*"))
 
 

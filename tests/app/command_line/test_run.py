@@ -18,14 +18,13 @@ from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.models.causal import CausalLM
 from tests.sampling.stats.test_metrics import KEYS
+from tests.support.refusals import refused
 from tests.support.tiny import TinyPair
 from tests.support.warm import Warm
 from utils.errors import UsageError
 from utils.progress import never
 
 SHAPE = {"context": 4096}
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def as_json(options: ModelOptions, capsys: pytest.CaptureFixture[str], code: int = 0, **changes: Any) -> dict[str, Any]:
@@ -47,8 +46,7 @@ def test_the_json_has_the_documented_keys_in_their_order(
         "seed": 42,
     }
     assert [result["method"] for result in data["results"]] == ["ar", "spec"]
-    for result in data["results"]:
-        assert tuple(result) == ("method", "text", "ids", *KEYS, "swi")
+    assert {tuple(result) for result in data["results"]} == {("method", "text", "ids", *KEYS, "swi")}
 
 
 def test_the_figures_of_the_json_fit_together(options: ModelOptions, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,14 +128,12 @@ def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(options: ModelOptions, prompt: str) -> None:
-    with pytest.raises(UsageError, match="the prompt is empty"):
-        run_once(Settings(), options, prompt, as_json=False)
+    refused(run_once, Settings(), options, prompt, as_json=False, kind=UsageError, match="the prompt is empty")
 
 
 def test_a_prompt_longer_than_the_context_is_refused_in_one_line(options: ModelOptions) -> None:
-    with pytest.raises(UsageError, match=r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$") as caught:
-        run_once(Settings(quiet=True), options, "x" * 5000, as_json=False)
-    assert caught.value.exit_code == 2
+    too_long = r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$"
+    refused(run_once, Settings(quiet=True), options, "x" * 5000, as_json=False, kind=UsageError, match=too_long)
 
 
 def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options: ModelOptions) -> None:
@@ -150,15 +146,12 @@ def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options:
 # -- interrupts ---------------------------------------------------------------------------------
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def test_a_real_ctrl_c_ends_with_130_and_what_was_said(pair: TinyPair) -> None:
     words = ["infer.py", "run", "go on", "--compare", "spec", "--max-new-tokens", "4000", "--quiet", *pair.flags()]
     with Warm(
         [sys.executable, *words],
-        cwd=ROOT,
-        env=ENVIRONMENT,
+        cwd=Path(__file__).resolve().parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -107,8 +107,7 @@ def test_bench_says_a_servers_figures_of_its_drafts_as_its_own(
     assert code == 0
     line = f"{drafting.url}, by the server: accepted 12/24 (50%), 3.00 tok/pass over 6 passes"
     assert line in capsys.readouterr().out.split("\n")
-    rows = json.loads(out.read_text())["summary"]
-    assert [row["reported"].get("accepted") for row in rows] == [None, 12]
+    assert [row["reported"].get("accepted") for row in json.loads(out.read_text())["summary"]] == [None, 12]
     report = tmp_path / "page.html"
     assert main(["bench", "--from", str(out), "--report", str(report), "--quiet"]) == 0
     assert f"<p>{line}.</p>" in report.read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ from utils.kernels.build import instruction_set, why_not
 
 pytestmark = pytest.mark.skipif(instruction_set() is None, reason=f"nothing is compiled here: {why_not()}")
 
-ROOT = Path(__file__).parents[3]
 HEAVY = (
     "transformers",
     "openai",
@@ -33,5 +32,7 @@ sys.exit(code)
 
 def test_the_default_pair_says_its_first_token_without_the_model_libraries() -> None:
     given = [sys.executable, "-c", RUN, "ar,spec", ",".join(("torch", *HEAVY))]
-    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=600)
+    done = subprocess.run(
+        given, cwd=Path(__file__).parents[3], capture_output=True, text=True, env=os.environ, timeout=600
+    )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded: torch"), done.stderr

@@ -167,8 +167,9 @@ def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:
     def look(state: ConsoleState) -> None:
         for line in ("/compare ", "/set compare=", "/drafter "):
             offered[line] = [found.text.removeprefix("compare=") for found in completions(line, state)]
-        for word in (*offered["/compare "], *offered["/set compare="]):
-            assert state.engine().lane(word, state.settings)
+        assert all(
+            state.engine().lane(word, state.settings) for word in (*offered["/compare "], *offered["/set compare="])
+        )
 
     assert run_lines(catalogue, "/pair tiny-ngram", look, "/pair tiny", look).errors == []
     assert "draft" in offered["/compare "]

@@ -18,8 +18,7 @@ SHAPE = {"context": 900}
 def test_the_tour_of_a_pair_goes_through_every_step(catalogue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--models", str(catalogue)]) == 0
     shown = capsys.readouterr().out
-    for number, step in enumerate(STEPS, start=1):
-        assert f"{number}/6 {step.title}" in shown
+    assert all(f"{number}/6 {step.title}" in shown for number, step in enumerate(STEPS, start=1))
     assert "error: left out: " in shown  # the pair has no plain head
     assert shown.count("greedy: a draft x is accepted") == 1
     assert "gamma 16" in shown

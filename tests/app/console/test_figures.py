@@ -49,8 +49,10 @@ def test_drafters_are_kept_apart(catalogue: Path, monkeypatch: pytest.MonkeyPatc
     ran = run_lines(catalogue, "one", "/drafter ngram", "one", "/stats session", settings={**LONG, "temperature": 0})
     first, second = re.split("target ← n-gram drafter\n", ran.after("/stats session"))
     assert first.startswith("target ← drafter\n")
-    for number, told in enumerate((first, second), start=1):
-        assert f"spec: {per_pass(ran, number, 'spec'):.2f}x the rate of plain decoding over 1 answer of both" in told
+    assert all(
+        f"spec: {per_pass(ran, number, 'spec'):.2f}x the rate of plain decoding over 1 answer of both" in told
+        for number, told in enumerate((first, second), start=1)
+    )
 
 
 # -- disturbed timings --------------------------------------------------------------------------
@@ -70,8 +72,7 @@ def test_a_speed_up_beyond_the_tokens_of_a_pass_is_said_to_be_disturbed(
     lines = ("one", "/stats", "/plot gamma", "/stats session")
     ran = run_lines(catalogue, *lines, width=200, settings={"max_new_tokens": 40, "compare": "ar,ngram"})
     words = DISTURBED.format(per_pass(ran, 1, "ngram"))
-    for line in ("one", "/stats"):
-        assert f"\n{words}, same output" in ran.after(line)
+    assert all(f"\n{words}, same output" in ran.after(line) for line in ("one", "/stats"))
     figures = compared(ran.state.answers[-1].answers)
     assert (figures["speedup"], figures["disturbed"]) == (None, True)
     assert "timing of the last answer disturbed" in ran.after("/plot gamma")

@@ -188,8 +188,9 @@ def test_a_continued_answer_is_inspected_from_its_first_token(catalogue: Path) -
 def test_what_a_file_saved_says_the_same_when_it_is_loaded(catalogue: Path, tmp_path: Path) -> None:
     ran = run_lines(catalogue, "/set log_top=5", "one", "/inspect", "/inspect 3", f"/save {tmp_path}/chat.json")
     loaded = run_lines(catalogue, f"/load {tmp_path}/chat.json", "/inspect", "/inspect 3")
-    for line in ("/inspect", "/inspect 3"):
-        assert loaded.after(line) == ran.after(line)
+    assert [loaded.after(line) for line in ("/inspect", "/inspect 3")] == [
+        ran.after(line) for line in ("/inspect", "/inspect 3")
+    ]
     assert "positions" in json.dumps(json.loads((tmp_path / "chat.json").read_text())["turns"][0]["decodings"])
 
 

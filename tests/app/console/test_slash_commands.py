@@ -44,15 +44,12 @@ def noted(command: Command) -> Command:
     return replace(command, handler=handler) if asks else command
 
 
-NOTED = {name: noted(command) for name, command in COMMANDS.items()}
-
-
 def transcript(script: str) -> str:
     """Run the lines of `script` that begin with "> " and return it as it should stand."""
     console = ScriptedConsole()
     for line in (line[2:] for line in script.strip().splitlines() if line.startswith("> ")):
         console.lines.append(f"> {line}")
-        sent = dispatch(line, console, NOTED)
+        sent = dispatch(line, console, {name: noted(command) for name, command in COMMANDS.items()})
         if sent:
             console.lines.append(f"[send {sent!r}]")
     return "\n".join(console.lines)
@@ -320,8 +317,7 @@ def test_set_alone_lists_every_setting_and_marks_the_changed_ones() -> None:
     console = ScriptedConsole()
     console.change(gamma=8)
     dispatch("/set", console, COMMANDS)
-    for name in SETTING_FIELDS:
-        assert sum(line.startswith(f"  {name} = ") for line in console.lines) == 1
+    assert {sum(line.startswith(f"  {name} = ") for line in console.lines) for name in SETTING_FIELDS} == {1}
     assert [line for line in console.lines if "default" in line] == [
         "  gamma = 8  (default 4)",
         "  palette = default",
@@ -384,5 +380,4 @@ def test_the_words_of_the_sources_work_and_are_on_no_list() -> None:
     console = ScriptedConsole()
     listed = {one.text for one in completions("/", console)}
     assert set(SOURCE_WORDS) & {*listed, *COMMANDS, *help_page(TABLE).split()} == set()
-    for name, command in SOURCE_WORDS.items():
-        assert help_of(name, console, COMMANDS).startswith(command.usage)
+    assert all(help_of(name, console, COMMANDS).startswith(command.usage) for name, command in SOURCE_WORDS.items())

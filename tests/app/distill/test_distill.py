@@ -41,7 +41,6 @@ from training.text.dialogues import TASKS
 from training.text.synthesize import read_texts, split, written
 from utils.progress import never
 
-ROOT = Path(__file__).resolve().parents[3]
 QUICK = ["--epochs", "6", "--lr", "0.006", "--batch-tokens", "1024"]
 
 
@@ -194,7 +193,7 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(
     target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = words(target, tmp_path / "killed", "--data", str(data), *LONGER)
-    process = Warm([sys.executable, "-c", KILLABLE, *line], cwd=ROOT)
+    process = Warm([sys.executable, "-c", KILLABLE, *line], cwd=Path(__file__).resolve().parents[3])
     until = time.monotonic() + 60
     while (state := load_checkpoint(tmp_path / "killed")) is None or state["step"] < 12:
         assert process.poll() is None, "it ended before it could be killed"
@@ -211,11 +210,10 @@ def test_a_killed_training_goes_on_and_ends_where_it_would_have(
     # A full disk is told, and the checkpoint is as it was.
     with largest_file(len(weights) // 2):
         assert main(line) == 1
-    error = capsys.readouterr().err
     assert re.search(
         r"^error: cannot write .*killed.checkpoint.pt: File too large \(nothing was saved, the old content stays\); "
         r".* the same command resumes the run$",
-        error,
+        capsys.readouterr().err,
     )
     assert (tmp_path / "killed" / "checkpoint.pt").read_bytes() == weights
     assert not list((tmp_path / "killed").glob("*.partial"))  # nor what the killed process was writing

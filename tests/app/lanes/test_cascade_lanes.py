@@ -88,8 +88,9 @@ def engines(folder: Path) -> Callable[[str], PairEngine]:
 
     def engine(name: str) -> PairEngine:
         if name not in found:
-            options = ModelOptions(models=str(folder / "models.yaml"), pair=name, device="cpu")
-            found[name] = load_engine(Settings(quiet=True), options, never)
+            found[name] = load_engine(
+                Settings(quiet=True), ModelOptions(models=str(folder / "models.yaml"), pair=name, device="cpu"), never
+            )
         return found[name]
 
     return engine

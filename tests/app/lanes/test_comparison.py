@@ -182,8 +182,7 @@ README = Path(__file__).parents[3] / "README.md"
 def test_the_readme_promises_what_the_program_does() -> None:
     """The sentences of /info stand there word by word, one for each number format; no page says more."""
     text = " ".join(README.read_text(encoding="utf-8").split())
-    for precision in (*ROUNDING, "int8"):
-        assert promise(precision) in text
+    assert all(promise(precision) in text for precision in (*ROUNDING, "int8"))
     assert promise("Q4_1", invariant=True) in text
     assert "provably" not in text
 

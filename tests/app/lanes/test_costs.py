@@ -15,7 +15,7 @@ from app.screen.view import look_of
 from app.settings.table import Settings
 from sampling.stats.swi import SwiModel
 from tests.sampling.stats.test_metrics import cascade_round, opening, step
-from tests.support.panes import pane_of
+from tests.support.panes import pane_of, printed
 from tests.support.runs import measure
 
 MODELS = {
@@ -57,22 +57,12 @@ class Played:
         return pane_of(self._answer.method, (), self._answer.stats, "done")
 
 
-def answered(*answers: Answer) -> Answered:
-    return Answered(Settings(), cast(Any, type("Turn", (), {"user": "hi"})()), cast(Any, [*map(Played, answers)]))
-
-
-def printed(what: Any) -> list[str]:
-    stream = io.StringIO()
-    Console(file=stream, width=100, color_system=None, legacy_windows=False).print(what)
-    return [line.rstrip() for line in stream.getvalue().splitlines()]
-
-
 def test_stats_last_shows_costs_below_the_times() -> None:
     cascade = Answer("cascade", (1, 2), "", replace(ROUNDS, reviews={"base": (4, 6)}), terms=CASCADE)
-    console = Console(file=io.StringIO(), width=100)
-    look = look_of(console, Settings(color="never", ascii=True)).sized()
-    lines = printed(last_stats(answered(PLAIN, cascade), look))
-    assert lines[-7:] == [
+    look = look_of(Console(file=io.StringIO(), width=100), Settings(color="never", ascii=True)).sized()
+    played: Any = [Played(PLAIN), Played(cascade)]
+    answered = Answered(Settings(), cast(Any, type("Turn", (), {"user": "hi"})()), played)
+    assert [line.rstrip() for line in printed(last_stats(answered, look)).splitlines()][-7:] == [
         "AR: draft 0 ms, verify 400 ms, sample 0 ms, other 0 ms; 0 drafted, 0 of them discarded",
         "cascade: draft 60 ms, verify 200 ms, sample 0 ms, other 0 ms; 18 drafted, 2 of them discarded",
         "         calls: base 4 of 4.0 ms, small 6 of 4.0 ms, target 2 of 100.0 ms",

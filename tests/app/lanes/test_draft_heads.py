@@ -71,8 +71,11 @@ def write_student(folder: Path, kind: str, target: Any, **shape: int) -> Path:
     if kind in BLOCKS:
         case = next(case for case in blocks.CASES.values() if case.kind == kind)
         return blocks.written(folder, *blocks.published(case, vocab=300, width=32, enters=(0, 1, 2), layers=2))
-    about = {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"}
-    save_student(folder, make_student(kind, target, **shape), about)
+    save_student(
+        folder,
+        make_student(kind, target, **shape),
+        {"tokenizer": fingerprint(tiny_tokenizer()), "target": "tiny", "date": "2025-01-02"},
+    )
     return folder
 
 
@@ -95,8 +98,9 @@ def catalogue(folder: Path, pair: TinyPair, students: Path, drafter: str, more: 
 
 
 def engine_of(folder: Path, pair: TinyPair, students: Path, drafter: str = "feature") -> PairEngine:
-    options = ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu")
-    return load_engine(Settings(quiet=True), options, never)
+    return load_engine(
+        Settings(quiet=True), ModelOptions(models=str(catalogue(folder, pair, students, drafter)), device="cpu"), never
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +133,11 @@ def whole(pair: TinyPair, students: Path, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("whole")
     (folder / "bigrams.json").write_text(json.dumps([(7 * token + 3) % 300 for token in range(300)]))
     more = f"    tables: {folder / 'bigrams.json'}\n    cascade: [plain, maxgram]\n    k_matrix: [[1, 3], [0, 3]]\n"
-    options = ModelOptions(models=str(catalogue(folder, pair, students, "tables+feature", more)), device="cpu")
-    return load_engine(Settings(quiet=True), options, never)
+    return load_engine(
+        Settings(quiet=True),
+        ModelOptions(models=str(catalogue(folder, pair, students, "tables+feature", more)), device="cpu"),
+        never,
+    )
 
 
 NO_ROUNDS = ("beam", "draft")
@@ -175,18 +182,18 @@ def test_sampled_drafts_may_change_the_text_and_coupled_ones_do_not(engine: Pair
 
 
 @pytest.mark.parametrize("gamma", [3, "auto"])
+@pytest.mark.parametrize("name", ["feature", "match+feature"])
 def test_a_dynamic_tree_is_the_feature_drafters_and_never_changes_the_text(
-    engine: PairEngine, gamma: int | str
+    engine: PairEngine, gamma: int | str, name: str
 ) -> None:
     """Greedy drafts in every mode: a sampled text is plain decoding's with the same seed."""
-    for name in ("feature", "match+feature"):
-        settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
-        drafter = engine.lane(name, settings).drafter
-        assert drafter.traits.tree
-        assert drafter.traits.rule is Rule.POINT
-        assert [model.name for model in drafter.models] == ["feature"]
-        assert not may_differ(engine.lane(name, settings))
-        assert answer(engine, name, settings).ids == answer(engine, "ar", settings).ids
+    settings = Settings(**SHORT, gamma=gamma, expand="dynamic", nodes=7, temperature=0.8)
+    drafter = engine.lane(name, settings).drafter
+    assert drafter.traits.tree
+    assert drafter.traits.rule is Rule.POINT
+    assert [model.name for model in drafter.models] == ["feature"]
+    assert not may_differ(engine.lane(name, settings))
+    assert answer(engine, name, settings).ids == answer(engine, "ar", settings).ids
 
 
 def test_the_draft_lane_is_the_plain_student_and_no_other(tmp_path: Path, pair: TinyPair, students: Path) -> None:

@@ -238,11 +238,13 @@ def test_packing_leaves_the_numbers_and_never_unpacks(pair: SavedPair, monkeypat
 
 
 @pytest.mark.parametrize("beams", [2, 4])
-def test_beams_are_those_of_transformers(pair: SavedPair, engines: dict[str, PairEngine], beams: int) -> None:
-    for number in ASKED[:6]:
-        made = pair.target.generate(
-            torch.tensor([question(number)]), do_sample=False, num_beams=beams, length_penalty=0.0, max_new_tokens=12
-        )[0].tolist()[1:]
-        wanted = made[: made.index(END) + 1] if END in made else made
-        options = {"num_beams": beams, "alpha": 0.0, "penalty_offset": 0.0, "max_gen_len": 12}
-        assert beam_search_generate(question(number), pair.target, **options) == wanted, number
+@pytest.mark.parametrize("number", ASKED[:6])
+def test_beams_are_those_of_transformers(
+    pair: SavedPair, engines: dict[str, PairEngine], beams: int, number: int
+) -> None:
+    made = pair.target.generate(
+        torch.tensor([question(number)]), do_sample=False, num_beams=beams, length_penalty=0.0, max_new_tokens=12
+    )[0].tolist()[1:]
+    wanted = made[: made.index(END) + 1] if END in made else made
+    options = {"num_beams": beams, "alpha": 0.0, "penalty_offset": 0.0, "max_gen_len": 12}
+    assert beam_search_generate(question(number), pair.target, **options) == wanted, number

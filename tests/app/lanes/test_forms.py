@@ -52,10 +52,10 @@ def test_the_lanes_say_the_same_and_it_fits(engine: PairEngine, how: dict[str, A
         assert settings.gamma == "auto" or stats.tokens_per_pass > 2
 
 
-def test_the_drafter_alone_and_drawn_drafts_follow_it_too(engine: PairEngine) -> None:
+@pytest.mark.parametrize("name", ["draft", "spec"])
+def test_the_drafter_alone_and_drawn_drafts_follow_it_too(engine: PairEngine, name: str) -> None:
     settings = Settings(gamma=3, max_new_tokens=60, json_schema=TEXT, temperature=1)
-    for name in ("draft", "spec"):
-        assert list(json.loads(answered(engine, engine.lane(name, settings)).text)) == ["name", "tags"]
+    assert list(json.loads(answered(engine, engine.lane(name, settings)).text)) == ["name", "tags"]
 
 
 def test_an_oracle_drafts_what_the_target_says_in_the_form(engine: PairEngine) -> None:
@@ -100,9 +100,12 @@ def server(kind: str) -> Any:
     return SimpleNamespace(kind=kind, address="host:1")
 
 
-NAMED = {"name": "answer", "schema": SCHEMA, "strict": True}
 REQUESTS: list[tuple[str, dict[str, str], Any]] = [
-    ("", {"json_schema": TEXT}, {"type": "json_schema", "json_schema": NAMED}),
+    (
+        "",
+        {"json_schema": TEXT},
+        {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}},
+    ),
     ("llama-cpp-python", {"json_schema": TEXT}, {"type": "json_object", "schema": SCHEMA}),
     ("vLLM", {"regex": "a+"}, {"regex": "a+"}),
     ("SGLang", {"regex": "a+"}, "a+"),

@@ -80,8 +80,11 @@ def test_a_file_that_is_not_what_was_asked_for_is_one_line(files: tuple[Path, Pa
     told = refused(load_pair, PairSpec(name="own", target=ModelSpec(gguf=str(head))), options)
     assert told == f"head is a dflash head, no model: --target MODEL --drafter {head} drafts with it"
     folder = mtp.folder_of("qwen3_5_text")
-    whole = PairSpec(name="own", target=ModelSpec(path=str(folder)), drafter=ModelSpec(path=str(folder)))
-    told = refused(load_pair, whole, options)
+    told = refused(
+        load_pair,
+        PairSpec(name="own", target=ModelSpec(path=str(folder)), drafter=ModelSpec(path=str(folder))),
+        options,
+    )
     assert told.endswith(f"no head of one: --target {folder} --drafter mtp drafts with that layer")
 
 

@@ -48,8 +48,7 @@ SHORT = {"max_new_tokens": 24, "quiet": True}
 
 
 def engine_of(pair: TinyPair, drafter: str | None = None) -> PairEngine:
-    options = pair.options(drafter)
-    return load_engine(Settings(quiet=True), options, never)
+    return load_engine(Settings(quiet=True), pair.options(drafter), never)
 
 
 def ids_of(engine: PairEngine, name: str, settings: Settings, text: str = "tell me about it") -> tuple[int, ...]:
@@ -69,8 +68,7 @@ def ids_of(engine: PairEngine, name: str, settings: Settings, text: str = "tell 
 )
 def test_what_holds_is_said_for_the_dtype_in_use(pair: TinyPair, dtype: str, gap: float, words: str) -> None:
     """/info, the comparison of two answers and the kind of their difference, from loading on."""
-    options = pair.options(dtype=dtype)
-    engine, settings = load_engine(Settings(quiet=True), options, never), Settings(**SHORT)
+    engine, settings = load_engine(Settings(quiet=True), pair.options(dtype=dtype), never), Settings(**SHORT)
     answers = []
     for name in ("ar", "spec"):
         lane, prompt = engine.lane(name, settings), prompt_ids(engine, "tell me about it", settings)

@@ -41,8 +41,7 @@ def test_they_are_a_plain_passes(tmp_path: Path, temperature: float) -> None:
     sampler = KeyedSampler(LogitsProcessor(temperature, top_k=7, presence_penalty=0.5), 3)
     known = drafters(tmp_path, target)
     for name in (None, "ngram", "model", "tree", "block head"):
-        drafter = known[name] if name else None
-        events = decode(lm, [prompt], drafter, sampler, length=12, alternatives=3)
+        events = decode(lm, [prompt], known[name] if name else None, sampler, length=12, alternatives=3)
         row, accepted = emitted(events, 1)[0], accepted + sum(len(step.path) for step in steps(events))
         entries = logprobs_of(steps(events), spelled, 2)["content"]
         assert [int(entry["token"]) for entry in entries] == row

@@ -57,10 +57,10 @@ def engine_of(server: ScriptedServer, folder: Path, drafter: str = "ngram") -> P
     )
 
 
-NAMES = ["vllm", "sglang", "llama-cpp-python", "llama-cpp-python, chats begin as texts do"]
-
-
-@pytest.mark.parametrize(("name", "length"), crossed(NAMES, [60, 13]))
+@pytest.mark.parametrize(
+    ("name", "length"),
+    crossed(["vllm", "sglang", "llama-cpp-python", "llama-cpp-python, chats begin as texts do"], [60, 13]),
+)
 def test_the_text_is_the_servers_own_and_drafts_are_accepted(
     name: str, length: int, servers: dict[str, ScriptedServer], folder: Path, sayer: Sayer
 ) -> None:
@@ -147,11 +147,10 @@ def test_trained_drafters_are_refused_and_models_draft(
 def test_an_answer_without_log_probabilities_is_one_line(owner: str, path: str, answer: Any, folder: Path) -> None:
     with ScriptedServer(said("x"), owner=owner, **{path: lambda reply, _: reply.json(answer)}) as server:
         engine = engine_of(server, folder)
-        prompt = conversation(engine, SETTINGS).plan("x").prompt
         refused(
             run_lane,
             engine.lane("spec", SETTINGS),
-            prompt,
+            conversation(engine, SETTINGS).plan("x").prompt,
             engine.tokenizer.decode,
             interrupt=never,
             match=f"^{server.address} ",

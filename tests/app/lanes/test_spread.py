@@ -51,8 +51,7 @@ def engines(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def little(model: Any) -> dict[Any, int]:
     """Room in memory for the ends and half of the layers."""
     layers = sum(part.numel() for part in model.model.layers.parameters()) * 4
-    whole = sum(part.numel() for part in model.parameters()) * 4
-    return {"cpu": whole - layers // 3, "disk": 1 << 40}
+    return {"cpu": sum(part.numel() for part in model.parameters()) * 4 - layers // 3, "disk": 1 << 40}
 
 
 def test_the_layers_are_spread_and_the_ends_are_not(engines: dict[str, PairEngine]) -> None:

@@ -79,8 +79,10 @@ def test_the_text_ends_before_the_first_stop_string(tokens: list[int], stops: li
 
 def test_rounds_wait_while_a_stop_string_may_be_beginning() -> None:
     a, b, c = 0, 1, 5
-    events = StopStrings(("bc",), decode, encode).over(rounds([a, b, a, b, c, a], []))
-    assert [event.emitted if isinstance(event, Step) else event.reason for event in events] == [
+    assert [
+        event.emitted if isinstance(event, Step) else event.reason
+        for event in StopStrings(("bc",), decode, encode).over(rounds([a, b, a, b, c, a], []))
+    ] == [
         *[(a,), (b,), (a,), (), ()],
         "stop",
     ]
@@ -137,10 +139,11 @@ def test_a_beam_search_refuses_them(engine: PairEngine) -> None:
     )
 
 
-ROWS = st.lists(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=8), min_size=1, max_size=4)
-
-
-@given(ROWS, st.lists(TEXTS, min_size=1, max_size=2), st.lists(st.integers(1, 3), max_size=4))
+@given(
+    st.lists(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=8), min_size=1, max_size=4),
+    st.lists(TEXTS, min_size=1, max_size=2),
+    st.lists(st.integers(1, 3), max_size=4),
+)
 def test_rows_of_a_batch_end_each_by_itself(rows: list[list[int]], stops: list[str], sizes: list[int]) -> None:
     runs = [list(rounds(row, sizes)) for row in rows]
     turns = itertools.zip_longest(*([replace(event, row=at) for event in run] for at, run in enumerate(runs)))

@@ -28,8 +28,11 @@ def engine_of(spec: PairSpec) -> PairEngine:
 
 
 def steps(engine: PairEngine) -> list[Step]:
-    lane = engine.lane("spec", Settings(gamma="auto", max_new_tokens=24))
-    return [event for event in lane.run([5, 6, 7, 8]) if isinstance(event, Step)]
+    return [
+        event
+        for event in engine.lane("spec", Settings(gamma="auto", max_new_tokens=24)).run([5, 6, 7, 8])
+        if isinstance(event, Step)
+    ]
 
 
 def test_the_first_round_of_the_first_answer_drafts(spec: PairSpec, cache: Path) -> None:

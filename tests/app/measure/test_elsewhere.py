@@ -110,14 +110,16 @@ def test_each_program_gets_the_call_of_its_documents(way: str) -> None:
     text = code(written("transformers", recipe(way)))
     assert f"answer = model.generate(**inputs, {call}max_new_tokens=64, do_sample=False)" in text.split("\n")
     compile(text, "printed", "exec")
-    for program in PROGRAMS:
-        assert lacks in written(program, recipe(way))
+    assert all(lacks in written(program, recipe(way)) for program in PROGRAMS)
 
 
 def test_another_vocabulary_files_and_encoders_have_words_of_their_own() -> None:
     other = recipe("model", translated=True)
-    config = json.loads(shlex.split(code(written("vllm", other)))[4])
-    assert config == {"method": "draft_model", **DRAFTS, "use_heterogeneous_vocab": True}
+    assert json.loads(shlex.split(code(written("vllm", other)))[4]) == {
+        "method": "draft_model",
+        **DRAFTS,
+        "use_heterogeneous_vocab": True,
+    }
     assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer, " in written("transformers", other)
     file = Recipe("/a b/T.gguf", "model", 4, "D.gguf", compiled="4- to 8-bit weights")
     assert code(written("llama.cpp", file)) == f"llama-server -m '/a b/T.gguf' {DRAFT}"
@@ -156,9 +158,11 @@ def test_a_forecast_is_the_theorys_and_its_verdict_names_what_stands_in_the_way(
         assert one.pays == (one is flat)
 
 
-def test_a_head_that_accepts_next_to_nothing_is_asked_about() -> None:
-    for alpha, usual, asked in ((0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)):
-        assert ("is this head this target's?" in replace(brings(alpha, 0.05, 0.0), usual=usual).lines()[-2]) == asked
+@pytest.mark.parametrize(
+    ("alpha", "usual", "asked"), [(0.05, 0.59, True), (0.25, 0.59, False), (0.05, 0.3, True), (0.05, 0.0, False)]
+)
+def test_a_head_that_accepts_next_to_nothing_is_asked_about(alpha: float, usual: float, asked: bool) -> None:
+    assert ("is this head this target's?" in replace(brings(alpha, 0.05, 0.0), usual=usual).lines()[-2]) == asked
 
 
 def test_trees_have_a_forecast_of_their_own_and_the_better_of_both_decides() -> None:
@@ -265,8 +269,7 @@ def test_transformers_text_runs_for_files_and_encoder_decoders(
     ran: dict[str, Any] = {}
     exec(program_of(out), ran)
     assert ("chat" in ran) == (kind == "gguf")
-    plain = ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False)
-    assert ran["answer"].tolist() == plain.tolist()
+    assert ran["answer"].tolist() == ran["model"].generate(**ran["inputs"], max_new_tokens=64, do_sample=False).tolist()
 
 
 def test_a_folder_of_floats_says_which_compiled_pass_stays_here(
@@ -279,14 +282,6 @@ def test_a_folder_of_floats_says_which_compiled_pass_stays_here(
     assert "# the compiled pass over float32 weights stays here: c and v(n) are others in vLLM" in out
 
 
-NOT_HERE = (
-    "smollm2",
-    "vicuna-7b",
-    "llama-3.1-8b-eagle3",
-    "qwen3-8b-speculator",
-    "qwen2.5-coder-0.5b",
-    "vicuna-7b-glide",
-)
 VLLM = {  # SpeculativeConfig in vllm/config/speculative.py (002e77c)
     *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"),
     *("parallel_drafting", "use_heterogeneous_vocab"),
@@ -297,7 +292,19 @@ LLAMA_CPP = {  # common/arg.cpp (0017d6f)
 }
 
 
-@pytest.mark.parametrize("name", [*NOT_HERE, "flan-t5-xxl", "llama-2-7b-cascade"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm2",
+        "vicuna-7b",
+        "llama-3.1-8b-eagle3",
+        "qwen3-8b-speculator",
+        "qwen2.5-coder-0.5b",
+        "vicuna-7b-glide",
+        "flan-t5-xxl",
+        "llama-2-7b-cascade",
+    ],
+)
 def test_a_pair_that_is_not_on_disk_gets_its_commands_and_nothing_is_fetched(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

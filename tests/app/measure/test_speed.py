@@ -1,12 +1,10 @@
 """The speed table measures what it says: passes of every length, in turns, that leave the cache alone."""
 
 import copy
-import io
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from app.lanes import warm
 from app.lanes.lane import PairEngine
@@ -16,6 +14,7 @@ from sampling.models.causal import CausalLM
 from sampling.models.llama import LlamaNetwork
 from sampling.types import Draft
 from tests.support.architectures import architecture
+from tests.support.panes import printed
 from tests.support.tiny import VOCAB, tiny_model
 
 
@@ -55,19 +54,12 @@ def engine(model: Any, kind: str = "none", drafter: Any = None) -> PairEngine:
 
 
 def table(given: PairEngine) -> str:
-    return shown(plan.speed_table(given, context=16, repeats=1))
-
-
-def shown(renderable: Any) -> str:
-    console = Console(width=100, file=io.StringIO())
-    console.print(renderable)
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return printed(plan.speed_table(given, context=16, repeats=1))
 
 
 def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock: list[float]) -> None:
     network = Slow(LlamaNetwork(tiny_model()), clock)
-    costs = warm.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3)  # type: ignore[arg-type]
-    assert costs == {1: 3.0, 4: 6.0, 8: 10.0}
+    assert warm.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3) == {1: 3.0, 4: 6.0, 8: 10.0}
     assert network.fed[0] == (20, 0, 0, 1)
     assert set(network.fed[1:]) == {(1, 20, 20, 1), (4, 20, 20, 4), (8, 20, 20, 8)}
     turns = [count for count, *_ in network.fed[1:]]

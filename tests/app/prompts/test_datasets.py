@@ -12,22 +12,21 @@ from app.settings.table import ModelOptions, Settings
 from tests.support.bench import bench_with
 from tests.support.refusals import refused
 from tests.support.tiny import write_prompts
-from utils.errors import UsageError, UserError
-
-SPEC = [
-    {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
-    {"question_id": 161, "category": "translation", "turns": ["three"]},
-    {"question_id": 82, "category": "coding", "turns": ["four", "five"]},
-]
-MMLU = {"subject": "high_school_physics", "question": "How far?", "choices": ["1 m", "2 m"], "answer": "B"}
+from utils.errors import UsageError
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     rows: dict[str, list[dict[str, Any]]] = {
-        "spec_bench.jsonl": SPEC,
+        "spec_bench.jsonl": [
+            {"question_id": 81, "category": "writing", "turns": ["one", "two"]},
+            {"question_id": 161, "category": "translation", "turns": ["three"]},
+            {"question_id": 82, "category": "coding", "turns": ["four", "five"]},
+        ],
         "gsm8k_test.jsonl": [{"question": "2 + 2?", "answer": "#### 4"}, {"question": "3?", "answer": "3"}],
-        "mmlu_sample.jsonl": [MMLU],
+        "mmlu_sample.jsonl": [
+            {"subject": "high_school_physics", "question": "How far?", "choices": ["1 m", "2 m"], "answer": "B"}
+        ],
         "hellaswag_prompts.jsonl": [{"prompt": "[header] How to"}],
     }
     for name, lines in rows.items():
@@ -105,6 +104,4 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_a_wrong_record_is_named_by_its_line(folder: Path, name: str, line: str, told: str) -> None:
     with (folder / DATASETS[name][0][0]).open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(UserError) as caught:
-        questions_of(name, str(folder))
-    assert str(caught.value).startswith(f"{folder}/{told}")
+    assert refused(questions_of, name, str(folder)).startswith(f"{folder}/{told}")

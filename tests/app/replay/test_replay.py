@@ -26,14 +26,19 @@ from app.screen.palette import Look
 from app.screen.view import Surface
 from app.settings.table import Settings
 from sampling.events import Finished, Prefill, Step
+from tests.support.panes import printed
 from tests.support.refusals import refused
 from tests.support.scripted import Ran, catalogue_of, run_lines
 from tests.support.tiny import TinyPair, write_prompts
 from utils.errors import UsageError, UserError
 
-ROOT = Path(__file__).resolve().parents[3]
-LANES = "ar,spec,ngram,cascade,beam"
-OPTIONS = {"compare": LANES, "cascade": "model,maxgram", "k_matrix": "[[3,2],[0,3]]", "lenience": 2, "num_beams": 3}
+OPTIONS = {
+    "compare": "ar,spec,ngram,cascade,beam",
+    "cascade": "model,maxgram",
+    "k_matrix": "[[3,2],[0,3]]",
+    "lenience": 2,
+    "num_beams": 3,
+}
 HOSTILE = "one [red]two[/red] <b> \x1b[31m 漢字 \U0001f600"
 
 
@@ -50,10 +55,7 @@ def session(pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 def drawn(thing: Any, look: Look) -> str:
     """What a renderable looks like, with its styles."""
-    system: Any = "256" if look.color else None
-    console = Console(file=io.StringIO(), width=look.width, color_system=system, force_terminal=look.color)
-    console.print(thing)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return printed(thing, look.width, "256" if look.color else None)
 
 
 LOOKS = [Look(width, 30, color) for width in (30, 60, 100) for color in (True, False)]
@@ -117,15 +119,23 @@ def test_replay_needs_no_model_and_no_tokenizer(session: tuple[Path, Ran]) -> No
 
     def shown(*words: str) -> str:
         arguments = [sys.executable, "-c", code, "replay", *words]
-        ran = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "COLUMNS": "100"})
+        ran = subprocess.run(
+            arguments,
+            cwd=Path(__file__).resolve().parents[3],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "COLUMNS": "100"},
+        )
         assert (ran.returncode, ran.stderr) == (0, "")
         return ran.stdout
 
     beams = shown(str(file), "--answer", "1", "--view", "trace")
     assert beams.startswith("target ← drafter")
     assert "beam search" in beams
-    walked = shown("docs/examples/class.jsonl", "--inspect", "--answer", "2")
-    assert re.search(r"3 \" Monday\" +\.51 +1\.00 +1 +\.024 +9 +2  correction", walked)
+    assert re.search(
+        r"3 \" Monday\" +\.51 +1\.00 +1 +\.024 +9 +2  correction",
+        shown("docs/examples/class.jsonl", "--inspect", "--answer", "2"),
+    )
     here = shown("docs/examples/session.jsonl", "--speed", "0")  # the one that lies in the project
     assert here.startswith("SmolLM2-135M-Instruct ← n-gram tables and feature drafter")
     assert "Name five rivers." in here
@@ -141,8 +151,7 @@ def test_a_recording_holds_what_a_recorded_target_needs(session: tuple[Path, Ran
     assert tuple(first["answer_ids"] + second["answer_ids"]) == turn.answer
     assert second["prompt_ids"] == first["prompt_ids"] + first["answer_ids"]
     assert third["lanes"][-1] == {"method": "ar", "ids": third["answer_ids"], "text": third["text"]}
-    steps = [line for line in lines if line.get("event") == "step"]
-    assert all(isinstance(event_of(step), Step) for step in steps)
+    assert all(isinstance(event_of(line), Step) for line in lines if line.get("event") == "step")
 
 
 # -- speed ----------------------------------------------------------------------------------------

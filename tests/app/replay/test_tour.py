@@ -70,8 +70,7 @@ def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> 
     assert slowness(Settings(), 3.0) == slowness(Settings(), None) == 1
     assert slowness(Settings(), 1e9) == 1000
     assert slowness(Settings(slow=3), 156.2) == 3
-    for answer in (answer for step in steps_of(Settings(slow=3)) for answer in step):
-        assert answer.settings.slow == 3
+    assert {answer.settings.slow for step in steps_of(Settings(slow=3)) for answer in step} == {3}
 
 
 def shown(number: int) -> list[list[Track]]:
@@ -90,8 +89,7 @@ def test_every_step_ends_in_a_table_with_plain_decoding(number: int) -> None:
         plain, drafting = tracks[0].meter.stats, tracks[-1].meter.stats
         rates = [plain.predicted_per_second, drafting.predicted_per_second]
         figures = [*(f"{rate:.1f}" for rate in rates), f"{rates[1] / rates[0]:.2f}", f"{drafting.tokens_per_pass:.2f}"]  # type: ignore[operator]
-        more = [f"{drafting.acceptance_rate:.0%}", f"{drafting.alpha:.2f}"]
-        assert line.split()[1:] == figures + more
+        assert line.split()[1:] == [*figures, f"{drafting.acceptance_rate:.0%}", f"{drafting.alpha:.2f}"]
 
 
 def test_the_recording_is_the_steps_own() -> None:

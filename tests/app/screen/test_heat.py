@@ -1,14 +1,13 @@
 """`/heat` as exact text: tints by the target's probability or entropy, and the perplexity worked out by hand."""
 
-import io
 import math
 
 import pytest
-from rich.console import Console
 
 from app.screen.inspection import Candidates, SaidToken
 from app.screen.palette import Look
 from app.screen.plots import Heat, perplexity
+from tests.support.panes import printed
 from tests.support.refusals import refused
 
 
@@ -22,12 +21,7 @@ TOKENS = [said(1, "A", 0.95, 0.2), said(2, " river", 0.5, 1.5), said(3, " runs",
 
 
 def shown(tokens: list[SaidToken], by: str, look: Look) -> list[str]:
-    file = io.StringIO()
-    system = "256" if look.color else None
-    Console(file=file, width=look.width, color_system=system, force_terminal=look.color, legacy_windows=False).print(
-        Heat(tokens, by, look)
-    )  # type: ignore[arg-type]
-    return file.getvalue().splitlines()
+    return printed(Heat(tokens, by, look), look.width, "256" if look.color else None).splitlines()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])

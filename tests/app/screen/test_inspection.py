@@ -173,8 +173,7 @@ def test_what_was_not_recorded_is_missing_and_never_guessed() -> None:
 def test_no_row_is_wider_and_no_picture_higher_than_the_screen(
     width: int, height: int, index: int, color: bool, ascii_only: bool
 ) -> None:
-    look = Look(width, height, color, ascii_only)
-    rows = Inspection(tokens(), index, forces=True).rows(look)
+    rows = Inspection(tokens(), index, forces=True).rows(Look(width, height, color, ascii_only))
     assert len(rows) <= height
     assert all(sum(part.cell_length for part in row) <= width for row in rows)
 

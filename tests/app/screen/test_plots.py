@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.costs import LaneRecord, Terms
@@ -21,6 +20,7 @@ from sampling.events import Call, Finished, Position, Proposal, Step
 from sampling.gamma.controller import Controller, best
 from sampling.stats.theory import expected_speedup
 from tests.support.pacing import PLAIN, World, make_step, rising
+from tests.support.panes import printed
 from tests.support.refusals import refused
 from tests.support.scripted import run_lines
 
@@ -61,10 +61,7 @@ def both(gamma: int | str = 3, steps: Sequence[Step] = tuple(THREE), pace: Contr
 
 
 def shown(bars: Bars, look: Look) -> list[str]:
-    console = Console(width=look.width, color_system=None, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(bars)
-    return [line.rstrip() for line in captured.get().splitlines()]
+    return [line.rstrip() for line in printed(bars, look.width).splitlines()]
 
 
 LOOKS = {
@@ -186,8 +183,12 @@ def test_an_oracles_bars_have_the_theorys_figures_beside_them() -> None:
 
 
 def test_what_cannot_be_plotted_is_said() -> None:
-    plain = answered(track(lane("ar", None), PLAIN_ROUNDS))
-    refused(gamma_bars, [plain], LOOKS["60"], match="no lane of the last answer drafts by gamma")
+    refused(
+        gamma_bars,
+        [answered(track(lane("ar", None), PLAIN_ROUNDS))],
+        LOOKS["60"],
+        match="no lane of the last answer drafts by gamma",
+    )
     refused(gamma_bars, [both(steps=THREE[:1])], LOOKS["60"], match="too few rounds")
 
 

@@ -1,18 +1,15 @@
 """The finished answer as Markdown: drawn where there is some, plain elsewhere, and never obeyed by the terminal."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from app.screen.spans import answer_text, rendered
 from app.settings.table import Settings
+from tests.support.panes import printed
 
 
 def drawn(text: str, *, render: bool = True, width: int = 40) -> str:
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(answer_text(text, Settings(render=render), live=True))
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+    answer = printed(answer_text(text, Settings(render=render), live=True), width)
+    return "\n".join(line.rstrip() for line in answer.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from utils.visible import visible
 texts = st.text(
     st.sampled_from("abc xyz.,\n\t日本😀👍🏽é́\u200d\ufe0f❤[]{}+-\x1b\r") | st.characters(codec="utf-8"), max_size=30
 )
-roles = st.sampled_from(["accepted", "rejected", "discarded", "target", "plain"])
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,10 @@ def test_control_characters_have_ascii_pictures() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(texts, roles), max_size=8), st.integers(2, 60))
+@given(
+    st.lists(st.tuples(texts, st.sampled_from(["accepted", "rejected", "discarded", "target", "plain"])), max_size=8),
+    st.integers(2, 60),
+)
 def test_wrapping_loses_no_visible_character_and_no_style(pieces: list[tuple[str, str]], width: int) -> None:
     def solid(parts: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return [(c, role) for text, role in parts for c in text if not c.isspace() and c != "\u200d"]

@@ -39,8 +39,7 @@ def test_the_tree_holds_every_answer_with_the_targets_own_probability(engine: Pa
     def chance(ids: list[int]) -> float:
         with torch.no_grad():
             logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-        logs = (logits / SETTINGS.temperature).log_softmax(-1)
-        return float(logs[range(len(ids)), ids].sum().exp())
+        return float((logits / SETTINGS.temperature).log_softmax(-1)[range(len(ids)), ids].sum().exp())
 
     def check(branches: tuple[Branch, ...], rows: set[int], before: str) -> None:
         left = set(rows)
@@ -123,8 +122,12 @@ def test_samples_need_a_model_here_and_a_message(engine: PairEngine, pair: TinyP
     refused(
         sampled, engine, Settings(), [5], 2, engine.tokenizer.decode, lambda: False, match="all answers are the same"
     )
-    ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3")
-    assert [line[:24] for line in ran.errors] == [
+    assert [
+        line[:24]
+        for line in run_lines(
+            catalogue_of(tmp_path, {"tiny": pair}), "/samples 3", "one", "/samples 1", "/samples 3"
+        ).errors
+    ] == [
         "error: no message yet",
         "error: /samples must be ",
         "error: at temperature 0 ",

@@ -130,8 +130,10 @@ def test_a_rejected_stop_token_is_seen() -> None:
 
 def test_discarded_drafts_are_read_after_the_rejected_one() -> None:
     a, b, c = in_bytes("日")
-    spanner = fed(step([], 0, in_bytes("x")[0]), step([a, b, c], 0, in_bytes("y")[0]), end())
-    assert [(span.text, span.kind) for span in spanner.spans] == [
+    assert [
+        (span.text, span.kind)
+        for span in fed(step([], 0, in_bytes("x")[0]), step([a, b, c], 0, in_bytes("y")[0]), end()).spans
+    ] == [
         ("x", "target"),
         (REPLACEMENT, "rejected"),
         (REPLACEMENT + "日", "discarded"),

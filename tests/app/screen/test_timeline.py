@@ -84,8 +84,7 @@ def test_the_line_stands_between_panes_and_figures_and_goes_where_there_is_no_ro
     ]
 
     def lines(height: int | None) -> list[str]:
-        rows = Frame(panes, Look(100, height)).rows()
-        return ["".join(segment.text for segment in row) for row in rows]
+        return ["".join(segment.text for segment in row) for row in Frame(panes, Look(100, height)).rows()]
 
     whole = lines(None)
     at = next(index for index, line in enumerate(whole) if line.startswith("spec accepted ▁"))

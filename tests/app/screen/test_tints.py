@@ -1,11 +1,9 @@
 """Accepted text shows by its tint who proposed it, and the legend says which tint is whose."""
 
-from io import StringIO
 from itertools import combinations
 
 import numpy as np
 import pytest
-from rich.console import Console
 from rich.style import Style
 from syrupy.assertion import SnapshotAssertion
 
@@ -15,7 +13,7 @@ from app.screen.rows import Drawn
 from app.screen.spans import Span
 from app.screen.view import Frame, meanings
 from sampling.stats.summary import Stats
-from tests.support.panes import pane_of
+from tests.support.panes import pane_of, printed
 
 NAMES = ("glide", "maxgram", "bigram")
 SPANS = [
@@ -40,17 +38,7 @@ def lane(name: str, names: tuple[str, ...], *sources: int) -> PaneData:
 
 
 def shown(drawn: Drawn, color: bool = True) -> str:
-    file = StringIO()
-    system = "256" if color else None
-    Console(
-        width=drawn.look.width,
-        file=file,
-        color_system=system,
-        force_terminal=color,
-        no_color=not color,
-        highlight=False,
-    ).print(drawn)  # type: ignore[arg-type]
-    return file.getvalue()
+    return printed(drawn, drawn.look.width, "256" if color else None)
 
 
 def words(*panes: PaneData) -> list[list[tuple[str, str]]]:
@@ -94,8 +82,13 @@ def test_every_source_of_a_lane_has_a_letter_of_its_own() -> None:
 
 
 def test_a_bonus_differs_from_a_correction() -> None:
-    spans = [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")]
-    pane = pane_of("spec", spans, STATS, "done", names=("glide",))
+    pane = pane_of(
+        "spec",
+        [Span("A", "target"), Span(" river", "accepted"), Span(" runs", "bonus")],
+        STATS,
+        "done",
+        names=("glide",),
+    )
     assert "{+A+} river {*runs*}" in shown(Frame([pane], Look(60, color=False)), color=False)
     assert [item.pieces[0] for item in meanings(Look(100), [pane])][-2:] == [
         ("from the target", "target"),

@@ -4,14 +4,12 @@ of a cascade, in their order.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.answers import RULES, LaneRule, rule_of
@@ -19,6 +17,7 @@ from app.screen.palette import Look
 from app.screen.trace import Trace
 from app.settings.table import Settings
 from sampling.events import Call, Odds, Step, Trial
+from tests.support.panes import printed
 
 WORDS = {
     0: "",
@@ -82,11 +81,7 @@ def shown(
     width: int = 80, color: bool = False, steps: list[Step] = STEPS, ascii_only: bool = False, **more: object
 ) -> str:
     look = Look(width, None, color, ascii_only)
-    file = StringIO()
-    Console(width=width, file=file, color_system="truecolor" if color else None, force_terminal=color).print(
-        Trace(steps, decode, look, **more)  # type: ignore[arg-type]
-    )
-    return file.getvalue()
+    return printed(Trace(steps, decode, look, **more), width, "truecolor" if color else None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("width", [60, 100])
@@ -236,12 +231,7 @@ ROUNDS = [reviewed([], 0, 1), ROUND]
 def shown_nested(
     width: int = 100, steps: Sequence[Step] = ROUNDS, names: Sequence[str] = NAMES, color: bool = False, **more: Any
 ) -> str:
-    file = StringIO()
-    console = Console(
-        width=width, file=file, color_system="256" if color else None, force_terminal=color, highlight=False
-    )
-    console.print(Trace(steps, joined, Look(width, None, color), names, **more))  # type: ignore[arg-type]
-    return file.getvalue()
+    return printed(Trace(steps, joined, Look(width, None, color), names, **more), width, "256" if color else None)
 
 
 # ---------------------------------------------------------------- what it looks like

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from io import StringIO
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.answers import Comparison
@@ -22,7 +20,7 @@ from app.settings.table import Settings
 from sampling.events import Step
 from sampling.stats.summary import Stats
 from tests.support.pacing import make_step
-from tests.support.panes import pane_of
+from tests.support.panes import pane_of, printed
 from utils.growing_text import NO_TEXT
 
 WIDTHS = [60, 79, 80, 100, 140]
@@ -61,12 +59,7 @@ FASTER = Comparison("2.11x faster, same output", "good")
 
 def shown(drawn: Drawn, color: bool = False) -> str:
     """What a terminal of the look's width receives."""
-    file = StringIO()
-    system = "truecolor" if color else None
-    Console(width=drawn.look.width, file=file, color_system=system, force_terminal=color, legacy_windows=False).print(
-        drawn
-    )  # type: ignore[arg-type]
-    return file.getvalue()
+    return printed(drawn, drawn.look.width, "truecolor" if color else None)
 
 
 class Screen(Drawn):
@@ -133,8 +126,7 @@ def test_ascii_draws_only_ascii(width: int, color: bool) -> None:
 
 def test_stats_lines_are_those_of_the_design() -> None:
     panes = [pane_of("ar", SPANS, AR, "done"), pane_of("spec", SPANS, SPEC, "done")]
-    frame = Frame(panes, Look(120, None, color=False), comparisons=[FASTER])
-    assert shown(frame).split("\n")[-5:] == [
+    assert shown(Frame(panes, Look(120, None, color=False), comparisons=[FASTER])).split("\n")[-5:] == [
         "AR    33 tok  1.67 s  19.2 tok/s  TTFT  88 ms",
         "spec  33 tok  0.79 s  40.5 tok/s  TTFT 101 ms | accepted 22/30 (73%)  alpha .85  3.20 tok/pass  10 passes",
         "2.11x faster, same output | text accepted  [-x-] rejected  {+x+} from target",
@@ -147,18 +139,21 @@ def test_stats_lines_are_those_of_the_design() -> None:
 @pytest.mark.parametrize("color", [False, True])
 def test_no_figure_is_ever_cut(width: int, color: bool) -> None:
     words = re.sub(r"[━─\s|]+", " ", shown(lanes(Look(width, None, color)), color=False))
-    for figure in [
-        "33 tok",
-        "1.67 s",
-        "19.2 tok/s",
-        "40.5 tok/s",
-        "TTFT 88 ms",
-        "TTFT 101 ms",
-        "22/30 (73%)",
-        ".85",
-        "3.20",
-    ]:
-        assert figure in words
+    assert [
+        figure
+        for figure in [
+            "33 tok",
+            "1.67 s",
+            "19.2 tok/s",
+            "40.5 tok/s",
+            "TTFT 88 ms",
+            "TTFT 101 ms",
+            "22/30 (73%)",
+            ".85",
+            "3.20",
+        ]
+        if figure not in words
+    ] == []
 
 
 def test_undefined_figures_are_not_shown() -> None:
@@ -283,13 +278,21 @@ looks = st.builds(
     st.booleans(),
     st.sampled_from(list(PALETTES)),
 )
-layouts = st.sampled_from(["auto", "side", "stack"])
-states = st.sampled_from(["waiting", "prefill", "running", "done", "stopped"])
 figures = st.none() | st.sampled_from([AR, SPEC])
 
 
 @settings(max_examples=250, deadline=None)
-@given(st.lists(st.builds(pane_of, kinds, some_spans, figures, states), max_size=5), looks, layouts, st.booleans())
+@given(
+    st.lists(
+        st.builds(
+            pane_of, kinds, some_spans, figures, st.sampled_from(["waiting", "prefill", "running", "done", "stopped"])
+        ),
+        max_size=5,
+    ),
+    looks,
+    st.sampled_from(["auto", "side", "stack"]),
+    st.booleans(),
+)
 @example([pane_of("ar", [Span("日" * 9, "plain")], AR, "running")] * 3, Look(20, 1), "side", True)
 def test_no_line_is_wider_than_the_screen_and_no_frame_higher(
     panes: list[PaneData], look: Look, layout: str, debug: bool
@@ -316,8 +319,7 @@ def test_a_long_text_shows_its_end_and_how_much_is_above() -> None:
 )
 def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layout: str, tops: int) -> None:
     panes = [pane_of("ar", SPANS, AR, "done"), pane_of("spec", SPANS, SPEC, "done")]
-    text = shown(SideBySide(panes, Look(width, color=False), layout))  # type: ignore[arg-type]
-    assert sum("┌" in line for line in text.split("\n")) == tops
+    assert sum("┌" in line for line in shown(SideBySide(panes, Look(width, color=False), layout)).split("\n")) == tops
 
 
 # ---------------------------------------------------------------- cost
@@ -325,12 +327,9 @@ def test_panes_stand_side_by_side_from_80_columns_or_on_request(width: int, layo
 
 def test_stats_lines_align_over_lanes() -> None:
     slow = Stats(ttft_ms=1088, predicted_n=128, predicted_ms=12_000, openings=1)
-    text = shown(
+    assert shown(
         stats_lines([pane_of("ar", (), slow, "done"), pane_of("ngram", (), AR, "done")], Look(80, color=False))
-    )
-    assert text == (
-        "AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n"
-    )
+    ) == ("AR     128 tok  12.00 s  10.6 tok/s  TTFT 1088 ms\nngram   33 tok   1.67 s  19.2 tok/s  TTFT   88 ms\n")
 
 
 @pytest.mark.parametrize(("frame_s", "most"), [(0.0001, 13), (0.02, 3)])

@@ -165,8 +165,7 @@ CASES = {
 def test_the_advice_fits_the_session(case: str) -> None:
     made, advice = CASES[case]
     text = str(Why(tracks_of(made), lambda word: word == "tables"))
-    told = re.split(r"\. (?:Try )?(?=[^.]*(?:\d\.\d[^.]*)*\.$)", text)[-1]
-    assert told.startswith(advice), text
+    assert re.split(r"\. (?:Try )?(?=[^.]*(?:\d\.\d[^.]*)*\.$)", text)[-1].startswith(advice), text
     assert text.count(" Try ") == (advice[0] not in "N")
     assert text.endswith(".")
 
@@ -276,8 +275,7 @@ def test_every_number_of_a_made_up_session_is_that_of_its_events(case: str) -> N
     told = str(Why(tracks))
     if case in ("disturbed", "nothing drafted", "seen before"):
         return
-    for sentence in sentences(own, plain, made.names, made.gamma):
-        assert sentence in told
+    assert [sentence for sentence in sentences(own, plain, made.names, made.gamma) if sentence not in told] == []
     cut = re.search(r"By gamma: (.+); best ([\d.]+)x at (\d+)( \(beyond (\d+): estimated\))?", told)
     assert cut is not None
     measured = max(drafted for drafted, _ in made.rounds)
@@ -316,8 +314,11 @@ def test_every_number_of_a_logged_answer_is_that_of_the_log(log: Path) -> None:
         told = Why(tracks)
         if "ar" in names and told.lane.name != "ar" and told.token_ms:
             at = names.index(told.lane.name)
-            for sentence in sentences(raw[at], raw[names.index("ar")], row["lanes"][at]["source_names"], told.gamma):
-                assert sentence in str(told)
+            assert [
+                sentence
+                for sentence in sentences(raw[at], raw[names.index("ar")], row["lanes"][at]["source_names"], told.gamma)
+                if sentence not in str(told)
+            ] == []
             checked += sum(map(said, raw[at]))
             longest = max(len(step.drafted) for step in tracks[at].steps)
             if not any(0 < step.gamma <= step.length for step in told.rounds):  # nothing goes on beyond it
@@ -389,8 +390,7 @@ def test_temperature_0_is_judged_by_the_recorded_ranks() -> None:
     log, checked = LOGS[0], 0
     for answer, (row, raw) in zip(read_log(log).answers, logged(log), strict=True):
         told, ranks = Why(answer.over()), list[int]()
-        steps = raw[[lane["name"] for lane in row["lanes"]].index(told.lane.name)]
-        for step in steps[1:]:
+        for step in raw[[lane["name"] for lane in row["lanes"]].index(told.lane.name)][1:]:
             nodes = [*step["path"], *([len(step["path"])] if refused(step) else [])]  # of a chain
             for place, node in enumerate(nodes):
                 (rank,) = (likely[3] for likely in step["positions"][place][0] if likely[0] == step["drafted"][node])

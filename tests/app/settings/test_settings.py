@@ -21,7 +21,6 @@ NAMES = (
     "cascade must be a comma list of model, plain, glide, feature, eagle, tables, ngram, maxgram or names of the "
     "pair's models, each once, large to small"
 )
-K_THREE = ((5, 14, 10), (0, 1, 10), (0, 0, 10))
 
 
 @pytest.mark.parametrize("name", sorted(SETTING_FIELDS))
@@ -214,10 +213,9 @@ def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
     ]
     assert misspelt_variables({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}) == []
     meant = {"LENGTH": "MAX_NEW_TOKENS", "LOG": "RECORD", "CACHEDIR": "CACHE_DIR", "KERNEL": "KERNELS", "TOPP": "TOP_P"}
-    for word, name in meant.items():
-        assert misspelt_variables({f"SPEC_{word}": "3"}) == [
-            f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"
-        ]
+    assert [misspelt_variables({f"SPEC_{word}": "3"}) for word in meant] == [
+        [f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"] for word, name in meant.items()
+    ]
 
 
 OFF = {
@@ -237,8 +235,7 @@ NEVER_OFF = {
 
 
 def test_what_can_be_on_can_be_said_off() -> None:
-    for name, value in OFF.items():
-        assert getattr(Settings(**{name: "off"}), name) == value
+    assert {name: getattr(Settings(**{name: "off"}), name) for name in OFF} == OFF
     assert {*SETTING_FIELDS} == {*OFF} | NEVER_OFF
     said = transcript("> /slow 4\n> /slow off\n> /set top_p=off")
     assert [line for line in said.splitlines() if " = " in line] == ["slow = 4", "slow = 1", "top_p = 1"]
@@ -252,7 +249,12 @@ def test_what_can_be_on_can_be_said_off() -> None:
         ("cascade", " llama-160m , maxgram ", ("llama-160m", "maxgram"), "llama-160m,maxgram"),
         ("cascade", ["model", "maxgram"], ("model", "maxgram"), "model,maxgram"),
         ("cascade", "", (), "(none)"),
-        ("k_matrix", "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]", K_THREE, "[[5,14,10],[0,1,10],[0,0,10]]"),
+        (
+            "k_matrix",
+            "[[5, 14, 10], [0, 1, 10], [0, 0, 10]]",
+            ((5, 14, 10), (0, 1, 10), (0, 0, 10)),
+            "[[5,14,10],[0,1,10],[0,0,10]]",
+        ),
         ("k_matrix", [[2, 6], [0, 6]], ((2, 6), (0, 6)), "[[2,6],[0,6]]"),
         ("k_matrix", "", (), "(none)"),
         ("logit_bias", "12=-100,' the'=1.5", ((12, -100.0), (" the", 1.5)), "12=-100,' the'=1.5"),

@@ -153,8 +153,7 @@ def test_an_agreement_makes_a_token_likelier_and_who_adds_most_is_named() -> Non
     assert alone[1].p > alone[2].p  # source 0 is believed more
     assert [(both[token].source, both[token].prob) for token in (1, 2, 3)] == [(0, 0.3), (2, 0.3), (2, 0.2)]
     assert alone[2].source == 1
-    for each in (alone, both):
-        assert sum(one.p for one in each.values()) <= 1
+    assert all(sum(one.p for one in each.values()) <= 1 for each in (alone, both))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.lists(st.floats(0, 1), min_size=1, max_size=5))

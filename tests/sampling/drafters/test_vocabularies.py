@@ -119,11 +119,13 @@ TABLED: dict[str, Callable[[int], Drafter]] = {
 
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 @pytest.mark.parametrize(("name", "size"), crossed(TABLED, SIZES))
-def test_the_target_keeps_its_law(name: str, size: int, drafts: str) -> None:
+@pytest.mark.parametrize(("length", "most"), [(3, 0), (4, 3)])
+def test_the_target_keeps_its_law(name: str, size: int, drafts: str, length: int, most: int) -> None:
     shape = {"prompt": PROMPT, "gamma": 2, "drafts": drafts, "together": 128}
-    for length, most in ((3, 0), (4, 3)):
-        law = NaiveLaw(top_k=most)
-        assert enumeration_error(target(True), lambda: TABLED[name](size), length=length, law=law, **shape) < EXACT
+    assert (
+        enumeration_error(target(True), lambda: TABLED[name](size), length=length, law=NaiveLaw(top_k=most), **shape)
+        < EXACT
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -227,8 +229,7 @@ def test_every_kind_says_what_plain_decoding_says(kind: str, size: int) -> None:
     for drawing in (greedy(), sampler(1.5, 3, coupling="gumbel")):
         for rows in (prompts[:1], prompts):
             events = decode(lm, rows, drafter, drawing, length=20)
-            plain = answers(lm, rows, NoDrafter(), drawing, length=20)
-            assert emitted(events, len(rows)) == plain
+            assert emitted(events, len(rows)) == answers(lm, rows, NoDrafter(), drawing, length=20)
             drafted = {token for row in range(len(rows)) for step in steps(events, row) for token in step.drafted}
             assert drafted
             assert max(drafted) < (V if kind in ("joint tree", "glide reviews") else min(size, V))
@@ -251,11 +252,11 @@ def test_every_kind_keeps_the_law(kind: str, size: int, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_encoders_read_what_only_the_target_knows(size: int) -> None:
+@pytest.mark.parametrize("drawing", [greedy(), sampler(1.5, 3, coupling="gumbel")])
+def test_encoders_read_what_only_the_target_knows(size: int, drawing: Any) -> None:
     lm, drafter = EncDecLM(t5(1, V)), ModelDrafter(EncDecLM(t5(2, size), "drafter"))
-    for drawing in (greedy(), sampler(1.5, 3, coupling="gumbel")):
-        prompts = [[1, 7, 3, 6], [6, 7]]
-        assert answers(lm, prompts, drafter, drawing, length=20) == answers(lm, prompts, None, drawing, length=20)
+    prompts = [[1, 7, 3, 6], [6, 7]]
+    assert answers(lm, prompts, drafter, drawing, length=20) == answers(lm, prompts, None, drawing, length=20)
 
 
 def test_drafters_without_a_model_know_the_targets_ids_too() -> None:

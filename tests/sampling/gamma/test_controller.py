@@ -27,9 +27,6 @@ from tests.support.reference import exact_law
 from tests.support.runs import answers, crossed, emitted, greedy, sampler, steps
 from tests.support.toys import LawDrafter, PointDrafter, TableLM
 
-KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
-
-
 # -- the choice -----------------------------------------------------------------------------------
 
 
@@ -134,10 +131,10 @@ class Planted(Controller):
 def run_with(
     pace: Controller, lm: TableLM, drafter: Drafter, sampler: Any, length: int, rows: int = 1
 ) -> list[list[int]]:
-    events = list(
-        generate(lm, [[0, 1, 0 + row % 2] for row in range(rows)], drafter, sampler, Limits(length), pace=pace)
+    return emitted(
+        list(generate(lm, [[0, 1, 0 + row % 2] for row in range(rows)], drafter, sampler, Limits(length), pace=pace)),
+        rows,
     )
-    return emitted(events, rows)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -167,8 +164,7 @@ def test_enumeration_is_exact_under_a_gamma_that_follows_past_rounds(least_top: 
 
     def run(sampler: BranchingSampler) -> tuple[int, ...]:
         pace = Planted(most=2, costs=Costs(c=0.45, table={2: 1.0, 3: 1.0}))
-        drafter = LawDrafter(TableLM(3, seed=9), least_top)
-        found = tuple(run_with(pace, target, drafter, sampler, 4)[0])
+        found = tuple(run_with(pace, target, LawDrafter(TableLM(3, seed=9), least_top), sampler, 4)[0])
         seen.add(tuple(pace.asked))
         return found
 
@@ -195,7 +191,8 @@ def test_a_pace_that_sees_the_fate_of_the_tested_token_is_caught() -> None:
 def test_the_length_limit_is_not_taken_for_silence() -> None:
     """Near its end a row is asked for less; the pace is told what was asked."""
     lm = TableLM(4, seed=1, sharpness=9.0)
-    pace = Planted(costs=Costs(c=0.01, table=KNOWN))
+    # a measured flat table: no first looks
+    pace = Planted(costs=Costs(c=0.01, table=dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)))
     events = list(generate(lm, [[0, 1]], ModelDrafter(lm), greedy(), Limits(9), pace=pace))
     assert len(steps(events)[1].drafted) < steps(events)[1].gamma
     assert min(pace.acceptance.alphas) >= 0.85

@@ -19,7 +19,6 @@ from sampling.gamma.costs import Costs
 from tests.support.pacing import PLAIN, World, flat, make_step, packed, planted_rates, rising, simulate, unpacked
 
 WORLDS = [(flat, 0.05), (packed, 0.02), (packed, 0.05), (packed, 0.2), (unpacked, 0.05), (unpacked, 0.2)]
-KNOWN = dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)  # a measured flat table: no first looks
 
 
 def bound(tokens: int, lost: float = ALLOWANCE) -> float:
@@ -51,15 +50,15 @@ def test_it_reaches_nine_tenths_of_the_best_rate(v: Callable[[int], float], c: f
 
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 0.2, 0.3])
 @pytest.mark.parametrize(("v", "c"), [*WORLDS, (packed, 0.5)])
+@pytest.mark.parametrize("seed", range(4))
 def test_the_worst_prompt_costs_what_may_be_lost_and_the_margin(
-    v: Callable[[int], float], c: float, alpha: float
+    v: Callable[[int], float], c: float, alpha: float, seed: int
 ) -> None:
     """Clocks that tell the truth: what is proved is the budget, not the clock. One look is not priced yet."""
-    for seed in range(4):
-        for tokens in (128, 512):
-            run = simulate(Controller(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), tokens)
-            assert run.cost <= bound(tokens, ALLOWANCE + 2 * (c + v(2) - 1)), (seed, run.slowdown, run.gammas)
-        assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
+    for tokens in (128, 512):
+        run = simulate(Controller(), World(alpha, c, v, noise=0.0, slow=0.0, seed=seed), tokens)
+        assert run.cost <= bound(tokens, ALLOWANCE + 2 * (c + v(2) - 1)), (seed, run.slowdown, run.gammas)
+    assert run.slowdown <= 1.03, (seed, run.slowdown, run.gammas)
 
 
 @dataclass
@@ -72,23 +71,23 @@ class Trap(World):
 
 @pytest.mark.parametrize(("wake", "tokens"), [(0.0, 67), (0.0, 128), (0.0, 512), (0.01, 96), (0.01, 128), (0.01, 512)])
 @pytest.mark.parametrize("kind", [World, Trap])
+@pytest.mark.parametrize("before", [0, 400])
 def test_a_trained_drafter_that_is_always_wrong_costs_what_may_be_lost_and_the_margin(
-    kind: type[World], wake: float, tokens: int
+    kind: type[World], wake: float, tokens: int, before: int
 ) -> None:
     """c = 0.07, every further token of a pass 5%: the worst prompt in counted passes, alone or after a good answer,
     whose gains count for some passes more.
 
     `wake`: 64 tokens to catch up with cost most of a pass of the target.
     """
-    for before in (0, 400):
-        pace = Controller()
-        if before:
-            simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
-            pace.begin()
-        run = simulate(pace, kind(0.0, 0.07, rising, noise=0.0, slow=0.0, wake=wake), tokens)
-        assert run.cost <= bound(tokens, (CREDIT if before else ALLOWANCE) + 1.2), (before, run.slowdown, run.gammas)
-        assert before or tokens < 512 or run.slowdown <= 1.03
-        assert tokens < 128 or kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
+    pace = Controller()
+    if before:
+        simulate(pace, World(0.9, 0.07, rising, noise=0.0, slow=0.0, wake=wake), before)
+        pace.begin()
+    run = simulate(pace, kind(0.0, 0.07, rising, noise=0.0, slow=0.0, wake=wake), tokens)
+    assert run.cost <= bound(tokens, (CREDIT if before else ALLOWANCE) + 1.2), (before, run.slowdown, run.gammas)
+    assert before or tokens < 512 or run.slowdown <= 1.03
+    assert tokens < 128 or kind is Trap or run.gammas.count(0) > 0.75 * len(run.gammas)
 
 
 @pytest.mark.parametrize("right", range(1, 60, 7))
@@ -109,16 +108,16 @@ def test_answers_that_are_never_drafted_for_well_cost_3_passes_once() -> None:
     assert cost < 1.02 * 12 * 64
 
 
-def test_a_new_answer_begins_with_what_the_last_ones_were() -> None:
+@pytest.mark.parametrize(("alpha", "least"), [(0.8, 3), (0.0, 0)])
+def test_a_new_answer_begins_with_what_the_last_ones_were(alpha: float, least: int) -> None:
     """One that pays is drafted for at once, with as long drafts as before; one that never did is not."""
-    for alpha, least in ((0.8, 3), (0.0, 0)):
-        pace = Controller()
-        for answer in range(3):
-            pace.begin()
-            simulate(pace, World(alpha, 0.05, packed, noise=0.0, slow=0.0, seed=answer), 200)
+    pace = Controller()
+    for answer in range(3):
         pace.begin()
-        (gamma,) = pace.budget([0]).max_depth
-        assert (gamma >= least) if least else not pace.pays, (alpha, gamma)
+        simulate(pace, World(alpha, 0.05, packed, noise=0.0, slow=0.0, seed=answer), 200)
+    pace.begin()
+    (gamma,) = pace.budget([0]).max_depth
+    assert (gamma >= least) if least else not pace.pays, (alpha, gamma)
 
 
 def test_a_fixed_gamma_would_fail_that() -> None:
@@ -131,7 +130,8 @@ def test_a_fixed_gamma_would_fail_that() -> None:
 @pytest.mark.parametrize("reach", [0, 1, 2, 3])
 def test_a_silent_drafter_is_not_overrated(reach: int) -> None:
     """It drafts `reach` tokens and no more, always right: the positions behind count as refused."""
-    pace = Controller(costs=Costs(c=0.05, table=KNOWN))
+    # a measured flat table: no first looks
+    pace = Controller(costs=Costs(c=0.05, table=dict.fromkeys(range(2, GAMMA_MAX + 2), 1.0)))
     simulate(pace, World(1.0, 0.05, flat, reach=reach), 600)
     alphas = pace.acceptance.alphas
     assert all(alpha > 0.9 for alpha in alphas[:reach])

@@ -27,12 +27,10 @@ def tree_step(gamma: int, parents: tuple[int, ...], path: tuple[int, ...], c: fl
     )
 
 
-BESIDE = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node and one of its second
-
-
 @pytest.mark.parametrize(("path", "kept"), [((), 0), ((0,), 1), ((0, 1), 2), ((2,), 0), ((0, 4), 1)])
 def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) -> None:
-    assert chain_accepted(tree_step(2, BESIDE, path)) == kept
+    beside = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node and one of its second
+    assert chain_accepted(tree_step(2, beside, path)) == kept
 
 
 def grown(
@@ -73,16 +71,13 @@ def test_the_calibration_is_the_share_of_the_promised_tokens_that_came() -> None
 
 
 def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
-    def steep(n: int) -> float:
-        return 1 + 0.1 * (n - 1)
-
     pace, noise, sizes = Controller(tree=True, most=8), random.Random(1), []
     for turn in range(400):
         budget = pace.budget([0])
         told = [0.3, 0.2, 0.1][: budget.max_depth[0]]
         nodes = worthwhile(told, budget.costs)
         path = (0,) if nodes and turn >= 200 and noise.random() < 0.5 else ()
-        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.001, steep(nodes + 1))], sum(told[:nodes]))
+        pace.observe([tree_step(nodes, (-1,) * nodes, path, 0.001, 1 + 0.1 * nodes)], sum(told[:nodes]))
         sizes.append(nodes)
     assert sum(sizes[100:200]) < 60  # a node in two rounds is what forgetting costs; at first there were two in each
     assert sum(sizes[:10]) > 8

@@ -15,7 +15,6 @@ from transformers.models.auto.modeling_auto import (
 
 from tests.support.architectures import architecture, outcome, save
 
-NAMES = [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
 REFUSED = (  # what they keep cannot go back to a token; emu3 and mllama have no class for text
     *("cpmant", "deepseek_v4", "emu3", "fsmt", "hrm_text", "inkling2_text", "inkling_text", "openai-gpt", "prophetnet"),
     *("minimax", "mllama", "recurrent_gemma", "reformer", "xlm", "xlnet", "xlstm", "zaya"),
@@ -23,7 +22,9 @@ REFUSED = (  # what they keep cannot go back to a token; emu3 and mllama have no
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [*{**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}]
+)
 def test_its_text_is_that_of_generate_or_it_is_one_of_those_refused_in_one_line(name: str, tmp_path: Path) -> None:
     try:
         model = architecture(name)

@@ -79,8 +79,7 @@ def uncached(model: Any, ids: list[int]) -> Tensor:
 
 def audit(session: Session, model: Any, rows: Rows, bound: float = CLOSE) -> None:
     """The session's next logits behind each row; taken from a fork, so that the session is not moved."""
-    logits = session.fork().score(rows, Draft.empty(len(rows)))
-    for row, found in zip(rows, logits[:, 0], strict=True):
+    for row, found in zip(rows, session.fork().score(rows, Draft.empty(len(rows)))[:, 0], strict=True):
         expected = uncached(model, row)
         assert float((found - expected).abs().max()) < bound * max(1.0, float(expected.abs().max()))
 
@@ -228,8 +227,7 @@ def test_ragged_rows_after_every_round(name: str, drafting: str) -> None:
 
 def audit_when_complete(session: Session, model: Any, rows: Rows) -> None:
     """Between two Steps of one round some rows are a round behind: their text is short, not wrong."""
-    held = session.fork().rollback(rows)
-    assert all(length <= len(row) for length, row in zip(held, rows, strict=True))
+    assert all(length <= len(row) for length, row in zip(session.fork().rollback(rows), rows, strict=True))
     audit(session, model, rows)
 
 

@@ -24,7 +24,6 @@ SIZES = {"vocab_size": 203, "hidden_size": 192, "intermediate_size": 160, "num_h
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 4096}
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS = {"num_experts": 20, "num_experts_per_tok": 5, "moe_intermediate_size": 96}
-GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.02}
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("Llama", {}),
     ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -33,7 +32,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "layer_types": SLIDING}),
     ("Qwen3", {"layer_types": SLIDING, "use_sliding_window": True, "sliding_window": 16}),
     ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0]}),
-    ("Granite", GRANITE),
+    (
+        "Granite",
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.3, "logits_scaling": 2.0, "attention_multiplier": 0.02},
+    ),
     ("Granite", {"attention_multiplier": 0.125}),
     ("Olmo2", {}),
     ("Phi3", {"head_dim": 32, "original_max_position_embeddings": 4096}),
@@ -100,8 +102,7 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text_under_a_window() -> Non
     for cached in (1, 4, 21, 150):
         text, ids = chance.choices(range(203), k=cached), chance.choices(range(203), k=14)
         parents = [chance.randrange(max(-1, node - 3), node) for node in range(len(ids))]
-        cache = network.new_cache(1)
-        logits = network.of_one_row(text, DraftTree.of(ids, parents), cache)[0]
+        logits = network.of_one_row(text, DraftTree.of(ids, parents), network.new_cache(1))[0]
         for node in range(len(ids)):
             path = [node]
             while parents[path[0]] >= 0:

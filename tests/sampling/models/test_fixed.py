@@ -125,8 +125,9 @@ def test_answers_with_drafts_are_those_of_the_ordinary_pass(kind: str, temperatu
 
     prompt, sampling = [text(4, 9) * 2], sampler(temperature, 2)
     (lm, recorder), (small, _) = fixed(dense), fixed(guess)
-    ours = answers(lm, prompt, drafter(small), sampling, length=24)
-    assert ours == answers(CausalLM(dense), prompt, drafter(CausalLM(guess)), sampling, length=24)
+    assert answers(lm, prompt, drafter(small), sampling, length=24) == answers(
+        CausalLM(dense), prompt, drafter(CausalLM(guess)), sampling, length=24
+    )
     assert recorder.replayed > recorder.recorded
 
 

@@ -50,8 +50,7 @@ def feed(network: Any, cache: Any, ids: list[int], keep: int | None = None, widt
 def tree(network: Any, cache: Any, ids: list[int], parents: list[int], length: int) -> Tensor:
     """Logits [N, V] of the nodes of a tree behind `length` cached tokens."""
     positions, seen = places([length], [[]], [DraftTree.of(ids, parents)], length, 0, len(ids))
-    mask = additive(seen, network)
-    logits: Tensor = network.forward(torch.tensor([ids]), positions, mask, cache, len(ids))[0][0]
+    logits: Tensor = network.forward(torch.tensor([ids]), positions, additive(seen, network), cache, len(ids))[0][0]
     return logits
 
 
@@ -80,8 +79,7 @@ def test_it_computes_what_transformers_computes(shape: str, tied: bool) -> None:
     assert plain_states is not None
     for got, exact in zip(states.chunk(3, dim=-1), plain_states.chunk(3, dim=-1), strict=True):
         assert float((got - exact).abs().max()) < 1e-3 * float(exact.abs().max())
-    for mine, theirs in zip(cache.layer(1), other.layer(1), strict=True):
-        assert torch.allclose(mine, theirs, atol=0.02)
+    torch.testing.assert_close(cache.layer(1), other.layer(1), rtol=1e-5, atol=0.02)
 
 
 def divergence(p: Tensor, q: Tensor) -> float:
@@ -123,8 +121,7 @@ def test_a_row_is_the_same_in_a_pass_of_any_width(model: Any, dtype: torch.dtype
         cache = begun.fork()
         assert torch.equal(feed(network, cache, text[cached:], width=width), one_by_one), width
         for layer in range(network.layers):
-            for got, expected in zip(cache.layer(layer), alone.layer(layer), strict=True):
-                assert torch.equal(got, expected)
+            torch.testing.assert_close(cache.layer(layer), alone.layer(layer), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("cached", "dtype"), crossed([1, 15, 130, 4000], CACHE_DTYPES))
@@ -140,15 +137,13 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
         path = [node]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
-        plain = feed(network, bare.fork(), [ids[one] for one in path], width=1)[-1]
-        assert torch.equal(logits[node], plain)
+        assert torch.equal(logits[node], feed(network, bare.fork(), [ids[one] for one in path], width=1)[-1])
     after = torch.tensor([[0, cached + one, cached + place] for place, one in enumerate(path)]).T
     cache.shift(after, cached + len(path))
     feed(network, bare, [ids[one] for one in path])
     assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))
     for layer in range(network.layers):
-        for got, expected in zip(cache.layer(layer), bare.layer(layer), strict=True):
-            assert torch.equal(got, expected)
+        torch.testing.assert_close(cache.layer(layer), bare.layer(layer), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("cached", [0, 15, 130])
@@ -170,8 +165,7 @@ def test_a_row_and_its_draft_told_as_numbers_are_the_same_as_tensors(model: Any,
     assert torch.equal(logits, told[0])
     assert torch.equal(held.view()[:, 0], cast(Tensor, told[1]))
     for layer in range(network.layers):
-        for got, expected in zip(cache.layer(layer), other.layer(layer), strict=True):
-            assert torch.equal(got, expected)
+        torch.testing.assert_close(cache.layer(layer), other.layer(layer), rtol=0, atol=0)
 
 
 def test_ids_that_the_model_has_no_row_for_are_read_as_its_last_one(model: Any) -> None:
@@ -253,8 +247,7 @@ def test_the_number_of_threads_changes_nothing(model: Any) -> None:
 
 def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
     network = FusedNetwork(model)
-    with pytest.raises(IndexError):
-        feed(network, network.new_cache(1), [VOCAB])
+    refused(feed, network, network.new_cache(1), [VOCAB], kind=IndexError)
     refused(FusedNetwork, dense_copy(model), kind=ValueError, match="no compiled pass")
     refused(network.new_cache(1).layer, 0, kind=ValueError, match="empty")
 
@@ -262,8 +255,7 @@ def test_what_cannot_be_said_to_a_kernel_is_refused(model: Any) -> None:
 def test_a_text_that_spoils_the_numbers_spoils_itself_alone(model: Any) -> None:
     broken = quantized_model("llama, three queries a key")
     broken.model.norm.weight[3] = float("inf")
-    logits = feed(FusedNetwork(broken), FusedNetwork(broken).new_cache(1), tokens(5))
-    assert logits.isnan().all()
+    assert feed(FusedNetwork(broken), FusedNetwork(broken).new_cache(1), tokens(5)).isnan().all()
     good = FusedNetwork(model)
     assert feed(good, good.new_cache(1), tokens(5)).isfinite().all()
 

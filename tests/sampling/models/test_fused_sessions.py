@@ -105,8 +105,7 @@ def test_whatever_a_session_went_through_its_logits_are_those_of_a_fresh_one(
         draft, paths = drafted(chance, rows, trees=chance.random() < 0.6)
         logits = session.score(rows, draft)
         row = chance.randrange(len(rows))
-        alone = Draft(draft.trees[row : row + 1])
-        assert torch.equal(logits[row], lm.open([rows[row]]).score([rows[row]], alone)[0])
+        assert torch.equal(logits[row], lm.open([rows[row]]).score([rows[row]], Draft(draft.trees[row : row + 1]))[0])
         session.commit(paths)
         for row, path in enumerate(paths):
             rows[row] = [*rows[row], *draft.trees[row].path_tokens(path), *tokens(1 + turn % 10, turn)]

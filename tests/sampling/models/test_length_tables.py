@@ -25,11 +25,10 @@ LONGROPE = {
     "original_max_position_embeddings": LIMIT,
     "factor": 2.0,
 }
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 KINDS = {
     "longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": LIMIT}, 2 * LIMIT),
     "longrope of a Llama": ("Llama", {"rope_parameters": LONGROPE}, 2 * LIMIT),
-    "dynamic": ("Llama", {"rope_parameters": DYNAMIC}, LIMIT),
+    "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, LIMIT),
 }
 PROMPT = [token % 60 + 3 for token in range(7, 7 + 15 * LIMIT, 5)]  # repeats itself, so that tables draft
 
@@ -60,11 +59,7 @@ def naive(model: Any, prompt: list[int], kind: str) -> list[int]:
     return row[len(prompt) :]
 
 
-# across the limit; from it on; beyond it, read in pieces
-LENGTHS = [LIMIT - 5, LIMIT, LIMIT + 60]
-
-
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", [LIMIT - 5, LIMIT, LIMIT + 60])  # across it; from it on; beyond it, read in pieces
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_is_transformers_with_and_without_drafts_on_both_sides_of_the_limit(kind: str, length: int) -> None:
     prompt = PROMPT[:length]

@@ -38,15 +38,6 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
 def llama_of(**changes: Any) -> LlamaForCausalLM:
@@ -60,8 +51,24 @@ MODELS: dict[str, Any] = {
     "no groups": lambda: llama_of(num_key_value_heads=6),
     "wide heads": lambda: llama_of(head_dim=16),
     "biases": lambda: llama_of(attention_bias=True, mlp_bias=True),
-    "llama3 rope": lambda: llama_of(rope_parameters=LLAMA3),
-    "yarn rope": lambda: llama_of(rope_parameters=YARN),
+    "llama3 rope": lambda: llama_of(
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+    ),
+    "yarn rope": lambda: llama_of(
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    ),
     "linear rope": lambda: llama_of(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
@@ -217,12 +224,10 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
         nodes, torch.tensor([[11 + len(path) for path in paths]]), additive(seen, float("-inf")), cache, 5
     )
     for node, path in enumerate(paths):
-        alone = torch.cat((prompt, nodes[:, path]), dim=1)
-        close(logits[0, node], expected(oracle, alone)[0][0, -1])
+        close(logits[0, node], expected(oracle, torch.cat((prompt, nodes[:, path]), dim=1))[0][0, -1])
     cache.shift(torch.tensor([[0], [15], [14]]), 15)  # keep the path 0 → 1 → 3
     after, _ = network.forward(some_ids(1, 1), places(1, 1, 15), None, cache, 1)
-    kept = torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1)
-    close(after[0, -1], expected(oracle, kept)[0][0, -1])
+    close(after[0, -1], expected(oracle, torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1))[0][0, -1])
 
 
 def test_cached_keys_and_values_are_transformers_own() -> None:

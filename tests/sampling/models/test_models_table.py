@@ -14,12 +14,10 @@ from tests.support.refusals import refused
 from tests.support.runs import answers, decode, greedy
 from tests.support.tiny import noisy_copy
 
-PAGE = Path("docs/models.md")
-
 
 @pytest.mark.exhaustive
 def test_the_table_of_models_is_what_they_show() -> None:
-    page = PAGE.read_text(encoding="utf-8")
+    page = Path("docs/models.md").read_text(encoding="utf-8")
     assert page == written(page, table())
 
 

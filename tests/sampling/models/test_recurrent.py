@@ -25,7 +25,6 @@ WAYS = {
     "qwen3_next": "the gated delta rule beside attention",
     "zamba2": "attention and a state in one layer",
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in ("qwen3_next", "zamba2") else name for name in WAYS]
 
 
 @cache
@@ -33,7 +32,9 @@ def model_of(name: str) -> Any:
     return architecture(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("qwen3_next", "zamba2") else name for name in WAYS]
+)
 def test_the_text_with_drafts_is_that_of_generate(name: str) -> None:
     assert recurrent_layers(model_of(name).config)
     assert differing(model_of(name), model_of(name), ("alone", "ngram", "model")) == []

@@ -61,8 +61,7 @@ CASES = {"Qwen2ForCausalLM": (without_mask, "4-D mask"), "BloomForCausalLM": (wi
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_refused_tree_leaves_a_session_that_goes_on(name: str) -> None:
-    lm = CausalLM(TransformersNetwork(CASES[name][0]()))
-    session, row = lm.open([[3, 4, 5]]), [3, 4, 5]
+    session, row = CausalLM(TransformersNetwork(CASES[name][0]())).open([[3, 4, 5]]), [3, 4, 5]
     wanted = session.score([row], Draft.empty(1))
     refused(session.score, [row], Draft.of([[6, 7]], parents=[-1, -1]), match=f"^{name} .*{CASES[name][1]}[^\n]*$")
     torch.testing.assert_close(session.score([row], Draft.empty(1)), wanted)
@@ -123,8 +122,7 @@ def test_every_drafter_drafts_chains(name: str, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_drafters_grow_trees_for_a_target_that_takes_them(way: str) -> None:
     model = build("qwen2", torch.float32)
-    sampler = greedy()
-    run = steps(decode(CausalLM(model), [START], grown(way, model), sampler, length=30, gamma=5))
+    run = steps(decode(CausalLM(model), [START], grown(way, model), greedy(), length=30, gamma=5))
     assert any(step.parents != tuple(range(-1, len(step.drafted) - 1)) for step in run)
 
 
@@ -133,8 +131,7 @@ def test_batches_of_a_target_that_takes_no_trees_get_chains_within_the_window() 
     lm, rows = CausalLM(model), [[3, 4, 5], [6, 7, 6, 7]]
     sampler = greedy()
     for way in WAYS:
-        plain = answers(lm, rows, None, sampler, length=10)
-        assert answers(lm, rows, grown(way, model), sampler, length=10) == plain
+        assert answers(lm, rows, grown(way, model), sampler, length=10) == answers(lm, rows, None, sampler, length=10)
 
 
 # -- what is cached --------------------------------------------------------------------------------
@@ -203,8 +200,7 @@ def test_after_every_round_and_in_the_next_turns_caches_hold_what_a_new_pass_wou
         session = lm.open([row], previous=session, hidden=True)
         assert session.held()[0] >= begun or not turn, "the cache of the turn before was thrown away"
         drawing = sampler(temperature, seed=turn)
-        limits = Limits(LENGTH)
-        for event in generate(lm, [list(row)], drafter, drawing, limits, pace=FixedPace(3), session=session):
+        for event in generate(lm, [list(row)], drafter, drawing, Limits(LENGTH), pace=FixedPace(3), session=session):
             if not isinstance(event, Step):
                 continue
             least = len(row) if event.drafted else least  # what it read to draft

@@ -122,12 +122,12 @@ def test_rows_are_chosen_and_forks_go_their_own_way() -> None:
     assert session.rollback([[6], [1, 2, 3], [6, 0]]) == [1, 3, 2]
 
 
-def test_an_unknown_prompt_is_refused() -> None:
-    for prompt in ([1], [1, 2, 3], [2, 1]):
-        assert (
-            refused(recorded(name="xxl").open, [[1, 2], prompt])
-            == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
-        )
+@pytest.mark.parametrize("prompt", [[1], [1, 2, 3], [2, 1]])
+def test_an_unknown_prompt_is_refused(prompt: list[int]) -> None:
+    assert (
+        refused(recorded(name="xxl").open, [[1, 2], prompt])
+        == f"the recording of xxl holds no answer to this prompt of {len(prompt)} tokens"
+    )
 
 
 def test_a_tree_is_scored_by_depth() -> None:
@@ -184,8 +184,7 @@ def test_a_cascade_over_a_recording_does_what_it_does_over_the_model(length: int
         real, replayed = (decode(one, rows, cascade(), greedy(), **options) for one in (live(), lm))
         assert emitted(replayed, len(rows)) == [told[PROMPTS.index(row)] for row in rows]
         assert reasons(replayed) == reasons(real)
-        for row in range(len(rows)):
-            assert rounds(replayed, row) == rounds(real, row)
+        assert [rounds(replayed, row) for row in range(len(rows))] == [rounds(real, row) for row in range(len(rows))]
 
 
 def rounds(run: list[Any], row: int) -> list[Any]:

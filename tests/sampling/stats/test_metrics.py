@@ -53,8 +53,7 @@ def opening(**seconds: float) -> Step:
 def streams(draw: st.DrawFn) -> list[Event]:
     """Prefill pieces, an opening round, rounds over chains, perhaps an end."""
     time = st.floats(0.001, 2.0)
-    pieces = draw(st.integers(0, 3))
-    events: list[Event] = [Prefill(256 * (i + 1), 900, draw(time)) for i in range(pieces)]
+    events: list[Event] = [Prefill(256 * (i + 1), 900, draw(time)) for i in range(draw(st.integers(0, 3)))]
     if draw(st.booleans()):
         events.append(opening(draft_s=draw(time), verify_s=draw(time), sample_s=draw(time), overhead_s=draw(time)))
         for _ in range(draw(st.integers(0, 12))):
@@ -92,8 +91,7 @@ def test_the_figures_of_any_stream_fit_together(events: list[Event]) -> None:
 @given(streams())
 @settings(max_examples=150, deadline=None)
 def test_no_figure_is_ever_nan_and_all_are_json(events: list[Event]) -> None:
-    text = json.dumps(measure(events).to_json(), allow_nan=False)
-    assert tuple(json.loads(text)) == KEYS
+    assert tuple(json.loads(json.dumps(measure(events).to_json(), allow_nan=False))) == KEYS
 
 
 def example() -> list[Event]:
@@ -215,8 +213,7 @@ def test_an_accepted_stop_token_ends_the_row_without_a_rejection() -> None:
 
 
 def test_refused_siblings_of_a_tree_are_examined_and_their_children_are_not() -> None:
-    tree = replace(step(4, 0, gamma=2), parents=(-1, -1, 0, 1), path=(1,), token=7)
-    stats = measure([opening(), tree])
+    stats = measure([opening(), replace(step(4, 0, gamma=2), parents=(-1, -1, 0, 1), path=(1,), token=7)])
     assert (stats.draft_n_accepted, stats.draft_n_rejected, stats.draft_n_discarded) == (1, 1, 2)
     assert stats.accepted_at == (1, 0)
     assert stats.examined_at == (1, 1)
@@ -229,16 +226,16 @@ def test_the_gap_is_known_where_a_round_ended() -> None:
     assert stats.gap_at(1) is stats.gap_at(9) is stats.gap_at(-1) is None
 
 
-VECTORS = [
-    (0.8, 2, 0.1, 2.4400, 2.0333),
-    (0.7, 4, 0.05, 2.7731, 2.3109),
-    (0.8, 5, 0.05, 3.6893, 2.9514),
-    (0.9, 8, 0.02, 6.1258, 5.2809),
-    (0.5, 3, 0.1, 1.8750, 1.4423),
-]
-
-
-@pytest.mark.parametrize(("alpha", "gamma", "c", "tokens", "factor"), VECTORS)
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "c", "tokens", "factor"),
+    [
+        (0.8, 2, 0.1, 2.4400, 2.0333),
+        (0.7, 4, 0.05, 2.7731, 2.3109),
+        (0.8, 5, 0.05, 3.6893, 2.9514),
+        (0.9, 8, 0.02, 6.1258, 5.2809),
+        (0.5, 3, 0.1, 1.8750, 1.4423),
+    ],
+)
 def test_the_expected_speedup_of_known_cases(alpha: float, gamma: int, c: float, tokens: float, factor: float) -> None:
     assert efficiency(alpha, gamma) == pytest.approx(tokens, abs=5e-5)
     assert expected_speedup(alpha, gamma, c) == pytest.approx(factor, abs=5e-5)

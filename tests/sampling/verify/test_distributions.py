@@ -86,9 +86,9 @@ def test_what_is_drawn_at_a_node_is_the_draw_from_its_law(processor: LogitsProce
     assert (sampler.made == before) is sampler.greedy  # greedily no law is worked out
 
 
-def test_logits_that_are_no_numbers_are_refused_without_a_law() -> None:
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_refused_without_a_law(broken: float) -> None:
     logits, draft = case()
-    for broken in (float("nan"), float("inf")):
-        logits[0, 1, 4] = broken
-        with pytest.raises(LogitsError):
-            HostDistributions(logits, draft, ROWS, KeyedSampler(LogitsProcessor(temperature=0))).drawn(0, 0, (0, 4))
+    logits[0, 1, 4] = broken
+    with pytest.raises(LogitsError):
+        HostDistributions(logits, draft, ROWS, KeyedSampler(LogitsProcessor(temperature=0))).drawn(0, 0, (0, 4))

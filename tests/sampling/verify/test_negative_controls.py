@@ -199,8 +199,7 @@ def impossible_accepted(compare: Callable[[Tensor, Tensor], Tensor]) -> bool:
     """Whether a drafted token of target probability 0 is accepted when the coin shows u = 0."""
     logits = torch.tensor([[[0.0, -torch.inf, 0.0], [0.0, 0.0, 0.0]]])
     draft = Draft.of([[1]], torch.tensor([[[0.0, 1.0, 0.0]]], dtype=torch.float64))
-    verdict = real_verify(logits, draft, [[0]], [(0, 1)], ZeroCoins(compare), Rule.DRAWN)
-    return verdict.path == [[0]]
+    return real_verify(logits, draft, [[0]], [(0, 1)], ZeroCoins(compare), Rule.DRAWN).path == [[0]]
 
 
 def test_u_equal_to_the_probability_must_not_accept() -> None:
@@ -251,8 +250,7 @@ def test_greedy_by_softmax_ratios_changes_the_answer(monkeypatch: pytest.MonkeyP
         return int(target.logits([row])[0].topk(2).indices[1])
 
     def answer(seed: int) -> list[int]:
-        drawing = sampler(0.0, seed=seed)
-        return answers(target, [[1, 2]], PointDrafter(8, second_best), drawing, **options)[0]
+        return answers(target, [[1, 2]], PointDrafter(8, second_best), sampler(0.0, seed=seed), **options)[0]
 
     plain = answers(target, [[1, 2]], None, greedy(), **options)[0]
     assert [answer(seed) for seed in range(5)] == [plain] * 5

@@ -1,7 +1,5 @@
 """A reviewer's judgement by hand: the law of what it lets out, and how far lenience goes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -36,7 +34,7 @@ class Fixed:
         self.drawn += probs.tolist()
         return torch.tensor([self.draws.pop(0) for _ in probs])
 
-    def drafting(self, starts: Keys) -> Fixed:
+    def drafting(self, starts: Keys) -> "Fixed":
         return self
 
 
@@ -102,19 +100,19 @@ def about(values: list[float]) -> Any:
     return pytest.approx(values, abs=1e-9)
 
 
-BOUNDARY = [  # λ, what the drafter says of its token, whether 1 passes where m(1) = .3 and the best is 0
-    (1.0, 0.01, False),  # without lenience only the best passes
-    (1.5, 0.44, True),  # .44 / 1.5 = .293
-    (1.5, 0.46, False),  # .46 / 1.5 = .307
-    (2.0, 0.59, True),
-    (2.0, 0.61, False),
-    (3.0, None, False),  # a point mass: 1 / 3 = .333
-    (4.0, None, True),  # 1 / 4 = .25
-]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize(("lenience", "raw", "passes"), BOUNDARY)
+@pytest.mark.parametrize(
+    ("lenience", "raw", "passes"),
+    [  # λ, what the drafter says of its token, whether 1 passes where m(1) = .3 and the best is 0
+        (1.0, 0.01, False),  # without lenience only the best passes
+        (1.5, 0.44, True),  # .44 / 1.5 = .293
+        (1.5, 0.46, False),  # .46 / 1.5 = .307
+        (2.0, 0.59, True),
+        (2.0, 0.61, False),
+        (3.0, None, False),  # a point mass: 1 / 3 = .333
+        (4.0, None, True),  # 1 / 4 = .25
+    ],
+)
 def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
     lenience: float, raw: float | None, passes: bool, temperature: float
 ) -> None:

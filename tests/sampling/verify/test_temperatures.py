@@ -93,10 +93,10 @@ def test_what_is_too_hot_is_uniform_over_what_is_left(temperature: float) -> Non
     assert not MultinomialProcessor(temperature).greedy
 
 
-def test_a_drafter_may_not_take_a_temperature_that_is_no_number() -> None:
-    for wrong in (math.inf, -math.inf, math.nan, -1e-46):
-        for make in (GreedyProcessor, *dict(LAWS)):
-            refused(make, temperature=wrong, match=r"^temperature must be a finite number, 0 or more, got [^\n]*$")
+@pytest.mark.parametrize("wrong", [math.inf, -math.inf, math.nan, -1e-46])
+def test_a_drafter_may_not_take_a_temperature_that_is_no_number(wrong: float) -> None:
+    for make in (GreedyProcessor, *dict(LAWS)):
+        refused(make, temperature=wrong, match=r"^temperature must be a finite number, 0 or more, got [^\n]*$")
 
 
 WAYS: dict[str, Any] = {
@@ -118,8 +118,7 @@ def test_cold_text_is_greedy_text_and_hot_text_is_said(coupling: Any, way: str) 
         return answers(table, [PROMPT], drafter, sampler(temperature, seed=9, coupling=coupling), length=24)[0]
 
     greedy = said(0.0, None)
-    for temperature in COLD:
-        assert said(temperature, None) == said(temperature, make()) == greedy
+    assert all(said(temperature, None) == said(temperature, make()) == greedy for temperature in COLD)
     for temperature in HOT:
         plain, drafted = said(temperature, None), said(temperature, make())
         assert set(plain) == set(drafted) == {0, 1, 2}
@@ -127,18 +126,18 @@ def test_cold_text_is_greedy_text_and_hot_text_is_said(coupling: Any, way: str) 
             assert drafted == plain
 
 
-def test_the_calls_take_every_temperature() -> None:
+@pytest.mark.parametrize("temperature", [*COLD, *HOT])
+def test_the_calls_take_every_temperature(temperature: float) -> None:
     large, small = make_target(8, seed=1), make_target(8, seed=2)
-    for temperature in (*COLD, *HOT):
-        options = {"logits_processor": MultinomialProcessor(temperature), "max_gen_len": 12, "end_tokens_id": []}
-        plain = autoregressive_generate(PROMPT, large, **options)
-        for ids, _ in (
-            speculative_generate(PROMPT, small, large, coupling="gumbel", **options),
-            cascade_generate(PROMPT, [small, MaxGramDrafter()], large, [[2, 2], [0, 2]], coupling="gumbel", **options),
-        ):
-            assert ids == plain
-        if temperature in COLD:
-            assert plain == autoregressive_generate(PROMPT, large, max_gen_len=12, end_tokens_id=[])
+    options = {"logits_processor": MultinomialProcessor(temperature), "max_gen_len": 12, "end_tokens_id": []}
+    plain = autoregressive_generate(PROMPT, large, **options)
+    for ids, _ in (
+        speculative_generate(PROMPT, small, large, coupling="gumbel", **options),
+        cascade_generate(PROMPT, [small, MaxGramDrafter()], large, [[2, 2], [0, 2]], coupling="gumbel", **options),
+    ):
+        assert ids == plain
+    if temperature in COLD:
+        assert plain == autoregressive_generate(PROMPT, large, max_gen_len=12, end_tokens_id=[])
 
 
 # -- logits that are no numbers -----------------------------------------------------------------------

@@ -25,7 +25,6 @@ from tests.support.toys import LawDrafter, TableLM, TreeDrafter
 CAUGHT = 1e-3
 HOPELESS = 1e-6
 DRAFTER = TableLM(3, seed=9)
-RULES = NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2)
 SHAPES = [(2,), (3,), (2, 1), (1, 2), (2, 2)]
 
 
@@ -41,8 +40,7 @@ def error_of(
     ("widths", "holes"), crossed([*SHAPES, (3, 2), (3, 3), (2, 2, 1), (1, 1, 2), (2, 2, 2)], [False, True])
 )
 def test_trees_of_point_masses_are_exact(widths: tuple[int, ...], holes: bool) -> None:
-    length = len(widths) + 2
-    assert error_of(lambda: TreeDrafter(DRAFTER, widths, holes=holes), len(widths), "greedy", length) < EXACT
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths, holes=holes), len(widths), "greedy", len(widths) + 2) < EXACT
 
 
 @pytest.mark.parametrize(("widths", "replacing"), crossed(SHAPES, [False, True]))
@@ -57,8 +55,7 @@ def test_trees_of_drawn_children_are_exact(widths: tuple[int, ...], replacing: b
 )
 def test_deep_trees_of_drawn_children_are_exact(widths: tuple[int, ...], length: int, top_k: int) -> None:
     """Three levels where two of three tokens are possible, two levels with three children."""
-    law = NaiveLaw(top_k=top_k)
-    assert error_of(lambda: TreeDrafter(DRAFTER, widths), len(widths), length=length, law=law) < EXACT
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths), len(widths), length=length, law=NaiveLaw(top_k=top_k)) < EXACT
 
 
 @pytest.mark.parametrize("stop", [{0}, {1, 2}])
@@ -68,7 +65,10 @@ def test_a_stop_inside_a_tree_ends_the_row(drafts: str, stop: set[int]) -> None:
 
 
 def test_rules_that_look_back_see_the_path_to_each_node() -> None:
-    assert error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=RULES) < EXACT
+    assert (
+        error_of(lambda: TreeDrafter(DRAFTER, (2, 1)), 2, law=NaiveLaw(1.3, repetition_penalty=1.6, no_repeat_ngram=2))
+        < EXACT
+    )
 
 
 # -- mistakes that must be caught ---------------------------------------------------------------
@@ -89,8 +89,7 @@ def test_drawing_from_the_full_law_after_a_refused_sibling_is_caught(
 
     monkeypatch.setattr(sampling.verify.rules, "examine_drawn", judged)
     law = NaiveLaw(top_k=2) if len(widths) > 1 else softmax
-    make = lambda: TreeDrafter(DRAFTER, widths)  # noqa: E731
-    assert error_of(make, len(widths), length=len(widths) + 2, law=law) > CAUGHT
+    assert error_of(lambda: TreeDrafter(DRAFTER, widths), len(widths), length=len(widths) + 2, law=law) > CAUGHT
 
 
 def test_a_law_that_siblings_were_not_drawn_from_is_caught() -> None:
@@ -198,8 +197,7 @@ def counted(near: float, count: int, rule: Rule) -> Tensor:
     noise = torch.Generator().manual_seed(6)
     tokens = torch.multinomial(law.reshape(-1, 8), 1, generator=noise).reshape(law.shape[:2]).tolist()
     draft = Draft.of([row[: len(old)] for row, old in zip(tokens, draft.tokens, strict=True)], law)
-    drawing = sampler(1.0, 3)
-    return torch.tensor(list(map(len, verify(logits, draft, rows, keys, drawing, rule).path)))
+    return torch.tensor(list(map(len, verify(logits, draft, rows, keys, sampler(1.0, 3), rule).path)))
 
 
 @pytest.mark.parametrize(("near", "count"), crossed([0.0, 0.5, 0.9], [2, 4]))

@@ -26,11 +26,8 @@ from tests.support.runs import greedy, sampler
 from tests.support.tiny import VOCAB, TinyPair, tiny_pair
 from tests.support.toys import ALONE
 from training.tables.build import LEAST, PRIOR, Passage, build, count_levels, read_passages
-from utils.errors import UserError
 from utils.loading.fit import fingerprint
 from utils.progress import never
-
-CORPUS = [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)]
 
 # behind 1: 2 three times, 3 twice, 4 once; behind 0 1: 2 three times, 3 once
 FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
@@ -38,7 +35,13 @@ FORKS = [Passage([0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 3, 5, 1, 3, 6, 1, 4])]
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    build(CORPUS, tmp_path / "t.bin", vocab_size=VOCAB, fingerprint="abc", source="a test")
+    build(
+        [Passage([1, 2, 3, 4, 5, 1, 2, 3, 9]), Passage([7, 7, 8, 6], start=3)],
+        tmp_path / "t.bin",
+        vocab_size=VOCAB,
+        fingerprint="abc",
+        source="a test",
+    )
     return tmp_path / "t.bin"
 
 
@@ -89,10 +92,7 @@ def flipped(data: bytes) -> bytes:
 )
 def test_damage_is_named_in_one_line(file: Path, damage: Any, said: str) -> None:
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(UserError, match=said) as caught:
-        StaticTables.open(file)
-    assert str(file) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(file) in refused(StaticTables.open, file, match=said)
 
 
 def test_a_file_that_is_overwritten_or_cut_while_it_is_used_changes_nothing(file: Path) -> None:
@@ -211,8 +211,7 @@ def test_the_shipped_tables_fit_the_default_target(default_pair: Any) -> None:
     assert file.stat().st_size <= 10_000_000
     assert sum(known.header["contexts_found"]) > 100_000
     assert (file.parent / "README.md").is_file()
-    ids = default_pair.tokenizer("One of the most", add_special_tokens=False)["input_ids"]
-    assert next(known.entries(ids))[0] > 1
+    assert next(known.entries(default_pair.tokenizer("One of the most", add_special_tokens=False)["input_ids"]))[0] > 1
 
 
 # -- several next tokens of a context --------------------------------------------------------------

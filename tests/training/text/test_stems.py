@@ -65,9 +65,10 @@ def test_a_conversation_goes_on_for_two_to_four_turns_and_each_answer_is_a_line(
     for number in range(12):
         _, lines = played(chats, number, tokenizer, [(" so it is?", True), ("Yes.", True)] * 3 + [(" so it is?", True)])
         assert len({line["temperature"] for line in lines}) == 1
-        for earlier, later in pairwise(lines):
-            before = tokenizer.decode(earlier["ids"][:-1])
-            assert tokenizer.decode(later["ids"]).startswith(before)
+        assert all(
+            tokenizer.decode(later["ids"]).startswith(tokenizer.decode(earlier["ids"][:-1]))
+            for earlier, later in pairwise(lines)
+        )
         lengths.add(len(lines))
     assert lengths == {2, 3, 4}
 

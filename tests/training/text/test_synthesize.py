@@ -23,7 +23,6 @@ from training.text.synthesize import TextWriter, draw, passages, write_self, wri
 from utils.kernels.quantized_linear import pack
 
 STOP = frozenset([2])
-PROMPTS = [["hello there"], ["one", "two and three"], ["a"]]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,13 @@ def own(model: Any, tokenizer: Any, batch: int = 8, seed: int = 3) -> TextWriter
 
 
 def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> TextWriter:
-    return TextWriter(CausalLM(model), STOP, GivenPrompts(tokenizer, PROMPTS, 12, **more), 3, batch)
+    return TextWriter(
+        CausalLM(model),
+        STOP,
+        GivenPrompts(tokenizer, [["hello there"], ["one", "two and three"], ["a"]], 12, **more),
+        3,
+        batch,
+    )
 
 
 def first(writer: TextWriter, count: int, done: Any = ()) -> dict[int, Any]:
@@ -71,12 +76,10 @@ def test_a_compiled_pass_writes_whatever_stands_beside_it_bit_for_bit(tokenizer:
 
 
 def test_greedy_answers_are_those_of_the_decode_loop(model: Any, tokenizer: Any) -> None:
-    chats = dict(given(model, tokenizer, temperatures=(0.0,)).chats())
-    lines = [line for lines in chats.values() for line in lines]
+    lines = [line for lines in dict(given(model, tokenizer, temperatures=(0.0,)).chats()).values() for line in lines]
     assert len(lines) == 4  # one of the prompts has two turns
     for line in lines:
-        prompt = line["ids"][: line["start"]]
-        events = generate(CausalLM(model), [prompt], NoDrafter(), greedy(), Limits(12, STOP))
+        events = generate(CausalLM(model), [line["ids"][: line["start"]]], NoDrafter(), greedy(), Limits(12, STOP))
         assert line["ids"][line["start"] :] == [
             token for event in events if isinstance(event, Step) for token in event.emitted
         ]

@@ -131,9 +131,7 @@ def test_a_pair_names_its_template(tmp_path: Path) -> None:
     file.write_text("pairs:\n  a:\n    target: org/big\n    template: vicuna\n")
     assert catalogue_in(file).pair("a").defaults == {"template": "vicuna"}
     file.write_text("pairs:\n  a:\n    target: org/big\n    template: vicunna\n")
-    with pytest.raises(UsageError) as raised:
-        catalogue_in(file)
-    told = str(raised.value)
+    told = refused(catalogue_in, file, kind=UsageError)
     assert told.startswith(f"{file}:4: pair 'a': ")
     assert "no chat template 'vicunna' (did you mean vicuna?)" in told
 

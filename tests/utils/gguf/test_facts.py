@@ -81,20 +81,20 @@ def rope_of(model: Any) -> Any:
     return model.model.rotary_emb
 
 
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-
-
 def test_llama_3_turns_by_its_factors(tmp_path: Path) -> None:
     factors = llama3_factors(32, 500000.0, 8.0, 1.0, 4.0, 64)
     assert 1.0 < sorted(set(factors.tolist()))[1] < 8.0  # one of them lies between
-    model = random_model("llama3", rope_parameters=LLAMA3_ROPE)
+    model = random_model(
+        "llama3",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    )
     loaded = converted(tmp_path, "llama3", model, factors={"rope_freqs": factors})
     assert apart(loaded, model) < 2e-5 < apart(random_model("llama3"), model)
     naive = torch.tensor([500000.0 ** (-2 * pair / 32) / factors[pair] for pair in range(16)])

@@ -152,21 +152,23 @@ def test_ids_are_llama_cpps(name: str, text: str, tmp_path: Path) -> None:
 
 OTHERS = ("<custom>", "<other>")
 HARMONY = ("<|return|>", "<|call|>", "<|end|>")
-ENDS = [
-    ({"<|im_end|>": USER}, {}, {"</s>", "<|im_end|>"}),
-    ({"<|im_end|>": NORMAL}, {}, {"</s>", "<|im_end|>"}),
-    ({"<turn|>": UNUSED, "<|endoftext|>": USER}, {}, {"</s>", "<turn|>", "<|endoftext|>"}),
-    ({"<turn|>": USER, "<|tool_response>": USER}, {}, {"<turn|>", "<|tool_response>"}),
-    (dict.fromkeys(HARMONY, CONTROL), {}, {"</s>", "<|return|>", "<|call|>"}),
-    (dict.fromkeys(HARMONY[1:], CONTROL), {}, {"</s>", "<|call|>", "<|end|>"}),
-    ({"<custom>": CONTROL}, {}, {"</s>"}),
-    (dict.fromkeys(OTHERS, NORMAL), {"eot_token_id": 3, "eom_token_id": 4}, {"</s>", *OTHERS}),
-    ({"<custom>": CONTROL}, {"eos_token_id": None}, {"</s>"}),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("typed", [True, False])
-@pytest.mark.parametrize(("tokens", "keys", "ends"), ENDS)
+@pytest.mark.parametrize(
+    ("tokens", "keys", "ends"),
+    [
+        ({"<|im_end|>": USER}, {}, {"</s>", "<|im_end|>"}),
+        ({"<|im_end|>": NORMAL}, {}, {"</s>", "<|im_end|>"}),
+        ({"<turn|>": UNUSED, "<|endoftext|>": USER}, {}, {"</s>", "<turn|>", "<|endoftext|>"}),
+        ({"<turn|>": USER, "<|tool_response>": USER}, {}, {"<turn|>", "<|tool_response>"}),
+        (dict.fromkeys(HARMONY, CONTROL), {}, {"</s>", "<|return|>", "<|call|>"}),
+        (dict.fromkeys(HARMONY[1:], CONTROL), {}, {"</s>", "<|call|>", "<|end|>"}),
+        ({"<custom>": CONTROL}, {}, {"</s>"}),
+        (dict.fromkeys(OTHERS, NORMAL), {"eot_token_id": 3, "eom_token_id": 4}, {"</s>", *OTHERS}),
+        ({"<custom>": CONTROL}, {"eos_token_id": None}, {"</s>"}),
+    ],
+)
 def test_names_end_an_answer_whatever_their_type(
     tokens: dict[str, int], keys: dict[str, Any], ends: set[str], typed: bool, tmp_path: Path
 ) -> None:
@@ -181,8 +183,7 @@ def test_names_end_an_answer_whatever_their_type(
 
 def test_a_name_that_a_template_mentions_is_no_end(tmp_path: Path) -> None:
     template = "{{ messages[0].content | replace('<|im_end|>', '') | replace('<custom>', '') }}"
-    file = File("llama", {**BEGUN, "<custom>": CONTROL}, template=template)
-    tokenizer = file.load(tmp_path)
+    tokenizer = File("llama", {**BEGUN, "<custom>": CONTROL}, template=template).load(tmp_path)
     assert end_ids(read_header(tmp_path / "model.gguf")) == [2]
     assert template_ends(tokenizer) == frozenset()
 

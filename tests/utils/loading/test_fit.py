@@ -38,8 +38,7 @@ def test_padding_of_different_length_fits_and_is_never_said():
 def test_names_that_a_converter_gives_to_padding_are_no_tokens():
     big, small = model("big", 6), model("small", 4)
     named, bare = tokenizer("a", "b", "[PAD1]", "[PAD3]", "[PAD4]", "[PAD5]"), tokenizer("a", "b", "[PAD1]")
-    for pair in ((named, bare), (bare, named)):
-        assert check_fit(big, small, pair) == []
+    assert check_fit(big, small, (named, bare)) == check_fit(big, small, (bare, named)) == []
     assert spoken_ids(big, named) == spoken_ids(big, bare) == 3  # "[PAD1]" is the name of another id
     assert fingerprint(named) == fingerprint(bare)
 
@@ -110,8 +109,11 @@ def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_
 
 def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
-    drafter = save(tmp_path / "drafter", vocab_size=310)
-    assert refused(load_pair, PairSpec(name="x", target=target, drafter=drafter), LoadOptions(device="cpu")) == (
+    assert refused(
+        load_pair,
+        PairSpec(name="x", target=target, drafter=save(tmp_path / "drafter", vocab_size=310)),
+        LoadOptions(device="cpu"),
+    ) == (
         "drafter cannot draft for target: drafter has no tokenizer files and the vocabularies differ in size "
         "(target 300, drafter 310)"
     )

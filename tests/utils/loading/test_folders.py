@@ -85,10 +85,9 @@ SCALARS: dict[str, tuple[str, dict[str, Any]]] = {
 def test_numbers_that_no_shape_tells_are_said_or_the_folder_is_refused(family: str, tmp_path: Path) -> None:
     config, scalars = SCALARS[family]
     sizes = {key: value for key, value in SIZES.items() if key not in ("rope_parameters", "rms_norm_eps", "head_dim")}
-    model = getattr(transformers, f"{family}ForCausalLM")(
+    getattr(transformers, f"{family}ForCausalLM")(
         getattr(transformers, config)(**sizes | scalars, pad_token_id=0)
-    )
-    model.float().eval().save_pretrained(tmp_path)
+    ).float().eval().save_pretrained(tmp_path)
     loaded_logits(tmp_path)
     file = tmp_path / "config.json"
     stored = json.loads(file.read_text())
@@ -153,8 +152,9 @@ def test_numbers_that_mean_nothing_without_their_scales_are_refused(dtype: str, 
     save_file({**whole, name: (50 * whole[name]).to(INTEGERS[dtype])}, file)
     refused(loaded_logits, tmp_path, match=f"{name} is .*, and config.json has no quantization_config to read it by$")
     config = tmp_path / "config.json"
-    unknown = {"quantization_config": {"quant_method": "unheard of"}}
-    config.write_text(json.dumps(json.loads(config.read_text()) | unknown))
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"quantization_config": {"quant_method": "unheard of"}})
+    )
     refused(loaded_logits, tmp_path, match="is quantized in a way that transformers does not know")
 
 

@@ -28,14 +28,6 @@ from utils.progress import Cancelled, Progress
 ROOT = Path(__file__).parents[3]
 CPU = LoadOptions(device="cpu")
 
-TEXTS = [
-    "Hello, world!  Two  spaces\tand a tab\n\n",
-    "Grüße aus München — ça va ? Привет, мир. 你好，世界。こんにちは 안녕하세요 مرحبا",
-    "emoji 😀👩‍👩‍👧‍👦🇩🇪 and maths ∑∫√ x² ≤ 10⁻³",
-    "def f(x):\n    return {'a': [x, 12345, 0x1F]}  # 2024-05-06\n",
-    "[link](http://example.org/?a=1&b=2) <b>bold</b> {{jinja}} \\n",
-]
-
 
 @pytest.fixture(scope="module")
 def default_pair():
@@ -74,7 +66,16 @@ def test_the_chat_template_survives_with_its_default_system_prompt(default_pair)
     assert text == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Hello, world!  Two  spaces\tand a tab\n\n",
+        "Grüße aus München — ça va ? Привет, мир. 你好，世界。こんにちは 안녕하세요 مرحبا",
+        "emoji 😀👩‍👩‍👧‍👦🇩🇪 and maths ∑∫√ x² ≤ 10⁻³",
+        "def f(x):\n    return {'a': [x, 12345, 0x1F]}  # 2024-05-06\n",
+        "[link](http://example.org/?a=1&b=2) <b>bold</b> {{jinja}} \\n",
+    ],
+)
 def test_any_text_survives_a_round_trip_through_the_tokenizer(default_pair, text):
     ids = default_pair.tokenizer(text)["input_ids"]
     assert default_pair.tokenizer.decode(ids) == text

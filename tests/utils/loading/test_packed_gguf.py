@@ -64,14 +64,12 @@ def test_the_default_model_keeps_its_four_bits(target: LoadedModel, plain: Loade
     assert (target.parameters, target.context, target.vocab_size) == (plain.parameters, plain.context, plain.vocab_size)
     assert target.bytes < 100e6 < plain.bytes
     assert plain.quantization == "none"
-    linears = [part for part in target.model.modules() if isinstance(part, QuantizedLinear)]
-    assert len(linears) == 7 * 30 + 1
+    assert len([part for part in target.model.modules() if isinstance(part, QuantizedLinear)]) == 7 * 30 + 1
 
 
 def test_its_weights_are_those_of_the_conversion(target: LoadedModel, plain: LoadedModel) -> None:
     converted = unpacked_copy(plain.model).state_dict()
-    weights = target.model.unpacked().state_dict()
-    assert all(torch.equal(value, converted[name]) for name, value in weights.items())
+    assert all(torch.equal(value, converted[name]) for name, value in target.model.unpacked().state_dict().items())
 
 
 def test_its_laws_are_those_of_float32(target: LoadedModel, plain: LoadedModel) -> None:
@@ -139,11 +137,7 @@ def test_text_with_drafts_is_plain_decoding(target: LoadedModel, plain: LoadedMo
 
 def test_a_second_load_reads_what_the_first_has_written(target: LoadedModel) -> None:
     digest = str(catalogue_in(CATALOGUE).pair("smollm2").target.sha256)
-
-    def never_asked() -> Path:
-        raise AssertionError("the file is read again")
-
-    entry = packed_entry(never_asked, digest)
+    entry = packed_entry(lambda: pytest.fail("the file is read again"), digest)
     assert entry == cache_folder() / "packed" / digest[:16]
     assert json.loads((entry / "index.json").read_text())["type"] == "Q4_1"
 

@@ -19,8 +19,6 @@ from utils.loading.build import held_bytes, quantization_config
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 
-CATALOGUE = Path(__file__).parents[3] / "models.yaml"
-
 
 def answer(pair, tokens: int) -> str:
     ids = pair.tokenizer.apply_chat_template(
@@ -32,7 +30,10 @@ def answer(pair, tokens: int) -> str:
 
 @pytest.mark.parametrize(("kind", "megabytes"), [("int8", 220), ("nf4", 173)])
 def test_the_default_model_answers_quantized_and_floods_nothing(kind, megabytes, capfd):
-    pair = load_pair(catalogue_in(CATALOGUE).pair("smollm2"), LoadOptions(device="cpu", quantization=kind))
+    pair = load_pair(
+        catalogue_in(Path(__file__).parents[3] / "models.yaml").pair("smollm2"),
+        LoadOptions(device="cpu", quantization=kind),
+    )
     assert "Paris" in answer(pair, 8)
     assert capfd.readouterr() == ("", "")
     target = pair.target

@@ -14,7 +14,6 @@ from tests.support.gguf_files import random_model, write_gguf
 from tests.support.refusals import refused
 from tests.support.tiny import tiny_pair
 from utils.catalogue.specs import spec_from_argument
-from utils.errors import UserError
 from utils.loading.gguf import converted
 from utils.loading.loaded import LoadOptions
 from utils.loading.packed_gguf import packed_entry
@@ -30,10 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refusal(place: Path) -> str:
     """The one line that says why the model there cannot be had."""
-    with pytest.raises(UserError) as raised:
-        model_folder(spec_from_argument(str(place)), OPTIONS)
-    assert "\n" not in str(raised.value)
-    return str(raised.value)
+    return refused(model_folder, spec_from_argument(str(place)), OPTIONS)
 
 
 def test_a_folder_without_the_weights_that_are_read_says_what_it_has(folder: Path) -> None:

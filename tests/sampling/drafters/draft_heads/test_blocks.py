@@ -198,12 +198,12 @@ def test_a_pard_model_drafts_from_the_masks_behind_a_row() -> None:
     session: Any = lm.open([row])
     for length in (6, 8):
         session.draft_block([row[:length]], 4)
-        wanted = model(input_ids=torch.tensor([[*row[:length], 7, 7, 7]])).logits[0, -4:]
-        for depth, logits in enumerate(wanted):
+        for depth, logits in enumerate(model(input_ids=torch.tensor([[*row[:length], 7, 7, 7]])).logits[0, -4:]):
             close(session.logits_after([0], [[0] * (depth + 1)])[0], logits)
     prompts = [text(5, 9, V), [7]]
-    alone = answers(plain, prompts, None, greedy(), length=8)
-    assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=8) == alone
+    assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=8) == answers(
+        plain, prompts, None, greedy(), length=8
+    )
 
 
 PARD_2 = {"pard_token": 7, "pard2": True, "spd_type": "pard2", "pard2_target_dim": 48, "pard2_target_layers": [-1, -4]}
@@ -251,8 +251,9 @@ def test_a_pard_2_model_reads_its_targets_states(family: str, bias: bool, tmp_pa
         for depth, logits in enumerate(warped(model, tmp_path, target, row[:length], 4) if more >= 0 else ()):
             close(session.logits_after([0], [[0] * (depth + 1)])[0], logits, 1e-4)
     plain, prompts = CausalLM(target), [text(5, 9, V), text(6, 3, V), [7]]
-    alone = answers(plain, prompts, None, greedy(), length=10)
-    assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=10) == alone
+    assert answers(plain, prompts, ModelDrafter(lm), greedy(), length=10) == answers(
+        plain, prompts, None, greedy(), length=10
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,8 +266,7 @@ def test_a_pard_2_model_reads_its_targets_states(family: str, bias: bool, tmp_pa
     ],
 )
 def test_a_map_for_another_target_is_one_line(changes: dict[str, Any], told: str, tmp_path: Path) -> None:
-    target = target_of("Llama")
-    refused(pard_lm, pard_2(tmp_path, "Llama", False, **changes), target, "drafter", V, match=told)
+    refused(pard_lm, pard_2(tmp_path, "Llama", False, **changes), target_of("Llama"), "drafter", V, match=told)
 
 
 def test_a_pard_2_model_without_a_map_drafts_for_any_target(tmp_path: Path) -> None:

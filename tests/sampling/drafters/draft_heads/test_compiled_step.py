@@ -19,7 +19,6 @@ pytestmark = needs_kernels
 
 keep_code()
 NOTHING, NEAR = Draft.empty(1), 5e-3  # keys and values lie in 16 bits
-SHORT = list(range(0, 40, 2))
 
 
 def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
@@ -27,7 +26,11 @@ def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
     target = make_target(hidden_size=64)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_attention_heads": 2}
     head = make_student(
-        "feature", target, SHORT, num_hidden_layers=layers, **(sizes | {"num_key_value_heads": 1} | changes)
+        "feature",
+        target,
+        list(range(0, 40, 2)),
+        num_hidden_layers=layers,
+        **(sizes | {"num_key_value_heads": 1} | changes),
     )
     for part in head.modules():
         if isinstance(part, nn.Linear):

@@ -11,47 +11,39 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.eagle import FeatureDrafter
 from sampling.models.causal import CausalLM
-from sampling.types import Budget, Draft, Rows, Sampler
+from sampling.types import Draft
 from tests.support.runs import decode, sampler, steps
-from tests.support.students import STATES, close, fed, make_drafter, make_student, make_target, spread_logits, text
+from tests.support.students import (
+    STATES,
+    close,
+    fed,
+    make_drafter,
+    make_student,
+    make_target,
+    spread_logits,
+    text,
+    watched,
+)
 
 NOTHING = Draft.empty(1)
-
-
-class Watched(FeatureDrafter):
-    """Looks at each first pass of a round: its logits against the whole sequence, and how many tokens each pass fed."""
-
-    def __init__(self, student: Any, target: Any) -> None:
-        super().__init__(student)
-        self.student, self.target, self.widths, self.rounds = student, target, [], []
-        run = self.lm.network.run  # type: ignore[attr-defined]
-
-        def counting(x: Tensor, *rest: Any) -> Tensor:
-            self.widths.append(x.shape[1])
-            return run(x, *rest)
-
-        self.lm.network.run = counting  # type: ignore[attr-defined]
-
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        ids = rows[0]
-        states = fed(self.target, [ids], [len(ids)], hidden=True).hidden()
-        whole = self.student.states(torch.tensor([ids]), hidden=states)[0]
-        close(self.sessions[0].fork().score(rows, NOTHING)[0, 0], spread_logits(self.student, whole)[0, -1])
-        self.widths.clear()
-        draft = super().propose(rows, budget, sampler)
-        self.rounds.append(list(self.widths))
-        return draft
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(layers: int) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
-    drafter = Watched(make_student("feature", target, num_hidden_layers=layers, seed=2), target)
+    student = make_student("feature", target, num_hidden_layers=layers, seed=2)
+
+    def whole(ids: list[int]) -> Tensor:
+        states = fed(target, [ids], [len(ids)], hidden=True).hidden()
+        return spread_logits(student, student.states(torch.tensor([ids]), hidden=states)[0])[0, -1]
+
+    drafter = make_drafter(student)
+    rounds = watched(drafter, whole)
     run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
     assert {0, 1, 2, 3} <= {len(step.path) for step in run if len(step.drafted) == 3}
     before: int | None = None
-    for step, widths in zip(run, drafter.rounds, strict=False):
+    for step, widths in zip(run, rounds, strict=False):
         if before is not None:
             assert widths == [before + 1, 1, 1][: len(widths)]
         before = len(step.path)

@@ -255,14 +255,12 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed() -> None:
 @pytest.mark.parametrize("drafts", ["law", "greedy"])
 @pytest.mark.parametrize("kind", ["feature", "eagle"])
 def test_trees_are_exact_by_every_branch(kind: str, drafts: str) -> None:
-    make = lambda chain: growing(chain.lm)  # noqa: E731
-    assert enumerated(kind, make, drafts, NaiveLaw(top_k=2)) < EXACT
+    assert enumerated(kind, lambda chain: growing(chain.lm), drafts, NaiveLaw(top_k=2)) < EXACT
 
 
 @pytest.mark.parametrize("kind", ["feature", "eagle"])
 def test_rows_of_a_batch_get_chains_and_keep_the_targets_law(kind: str) -> None:
-    make = lambda chain: growing(chain.lm, 5)  # noqa: E731
-    assert counted(kind, "rejection, shaped", 2_500, make=make) > FAIL_BELOW
+    assert counted(kind, "rejection, shaped", 2_500, make=lambda chain: growing(chain.lm, 5)) > FAIL_BELOW
 
 
 def test_limits_are_kept() -> None:

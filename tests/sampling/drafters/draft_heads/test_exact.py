@@ -267,8 +267,10 @@ def test_rows_near_the_students_context_end_draft_less_then_nothing(kind: str) -
             assert length + len(step.drafted) <= max(18, length)
             length += len(step.emitted)
         assert length > 18 or row == 2
-    alone = decode(lm, [text(46, 30, 8)], make_drafter(student), greedy(), length=5, gamma=4)
-    assert all(not step.drafted for step in steps(alone))
+    assert all(
+        not step.drafted
+        for step in steps(decode(lm, [text(46, 30, 8)], make_drafter(student), greedy(), length=5, gamma=4))
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -90,8 +90,11 @@ def lm_of(head: DraftHead) -> Any:
 
 def drafted(plain: CausalLM, prompts: list[list[int]], head: DraftHead) -> list[Any]:
     """The drafts of each round."""
-    events = decode(plain, prompts, ModelDrafter(lm_of(head)), greedy(), length=10)
-    return [event.drafted for event in events if hasattr(event, "drafted")]
+    return [
+        event.drafted
+        for event in decode(plain, prompts, ModelDrafter(lm_of(head)), greedy(), length=10)
+        if hasattr(event, "drafted")
+    ]
 
 
 @pytest.mark.parametrize("name", [*EAGLES, *BLOCKS])
@@ -218,12 +221,12 @@ def test_sampled_text_has_the_targets_law(name: str, tmp_path: Path) -> None:
     file, *_ = of_bits(name, "Q4_0", tmp_path, 8)
     lm, prompt, found = lm_of(load_student(made_of(file), target)), text(3, 5, 8), Counter[tuple[int, ...]]()
     for seed in range(300):
-        drawing = sampler(1.0, seed, top_k=2)
-        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), drawing, length=4, gamma=2)[0]
+        said = answers(CausalLM(target), [prompt], ModelDrafter(lm), sampler(1.0, seed, top_k=2), length=4, gamma=2)[0]
         found[tuple(said[:3])] += 1
     assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(top_k=2), 3)) > 1e-6
-    wrong = exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)
-    assert chi_square_p(found, wrong) < 1e-6, "so many samples see another law"
+    assert chi_square_p(found, exact_law(PrefixLM(target), prompt, NaiveLaw(temperature=9.0, top_k=2), 3)) < 1e-6, (
+        "so many samples see another law"
+    )
 
 
 def test_llama_cpp_itself_reads_the_files_of_these_tests(tmp_path: Path) -> None:
@@ -278,8 +281,9 @@ def test_a_layer_in_a_file_of_its_own_is_the_targets(name: str, tmp_path: Path) 
     for key, value in theirs.items():
         close(own[key], value, 1e-6)
     prompt = [(7 * at) % 61 + 20 for at in range(9)]
-    alone = answers(target, [prompt], None, greedy(), length=6)
-    assert answers(target, [prompt], ModelDrafter(MtpLM(target, made)), greedy(), length=6) == alone
+    assert answers(target, [prompt], ModelDrafter(MtpLM(target, made)), greedy(), length=6) == answers(
+        target, [prompt], None, greedy(), length=6
+    )
 
 
 def test_a_layer_of_eight_bits_runs_in_eight_bits(tmp_path: Path) -> None:
@@ -292,8 +296,7 @@ def test_a_layer_of_eight_bits_runs_in_eight_bits(tmp_path: Path) -> None:
     held, logits = target.open([row], hidden=True), []
     held.score([row[:-1]], Draft.empty(1))
     for folder in (made, None):
-        session = MtpLM(target, folder).open([row], target=held)
-        logits.append(session.score([row], Draft.empty(1))[0, 0])
+        logits.append(MtpLM(target, folder).open([row], target=held).score([row], Draft.empty(1))[0, 0])
     close(*logits, 2e-2)
     assert int(logits[0].argmax()) == int(logits[1].argmax())
 
@@ -362,8 +365,12 @@ def test_a_kind_that_llama_cpp_does_not_define_is_one_line(kind: str, tmp_path: 
     ],
 )
 def test_a_head_that_does_not_fit_is_one_line(metadata: dict[str, Any], told: str, tmp_path: Path) -> None:
-    made = made_of(dflash(tmp_path, {"general.base_model.0.name": "Small 1B", **metadata}))
-    refused(load_student, made, blocks.target_of("Llama"), match=told)
+    refused(
+        load_student,
+        made_of(dflash(tmp_path, {"general.base_model.0.name": "Small 1B", **metadata})),
+        blocks.target_of("Llama"),
+        match=told,
+    )
 
 
 def test_a_tensor_of_no_head_that_is_read_is_named(tmp_path: Path) -> None:

@@ -12,44 +12,15 @@ from torch import Tensor, nn
 from sampling import Engine
 from sampling.drafters.draft_heads.glide import GlideLM, GlideSession
 from sampling.drafters.draft_heads.network import StudentNetwork
-from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM
-from sampling.types import Budget, Draft, Rows, Sampler
+from sampling.types import Draft
 from tests.sampling.drafters.draft_heads.test_checkpoint import WEIGHTS, published
 from tests.support.refusals import refused
 from tests.support.runs import decode, sampler, steps
-from tests.support.students import close, fed, make_student, make_target, spread_logits, text
+from tests.support.students import fed, make_drafter, make_student, make_target, spread_logits, text, watched
 from tests.support.tiny import tiny_model, tiny_tokenizer
 
 NOTHING = Draft.empty(1)
-
-
-class Watched(ModelDrafter):
-    """Looks at each first pass of a round: its logits against the whole sequence, and how many tokens it fed."""
-
-    def __init__(self, student: Any, target: Any) -> None:
-        lm = GlideLM(student, 3)
-        super().__init__(lm)
-        self.student, self.target, self.widths, self.rounds = student, target, [], []
-        run = lm.network.run  # type: ignore[attr-defined]
-
-        def counting(x: Tensor, *rest: Any) -> Tensor:
-            self.widths.append(x.shape[1])
-            return run(x, *rest)
-
-        lm.network.run = counting  # type: ignore[attr-defined]
-
-    def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        ids = rows[0]
-        held = fed(self.target, [ids], [len(ids)])
-        kv = [held.kv(layer)[:2] for layer in self.student.target_layers(3)]
-        whole = self.student.states(torch.tensor([ids]), kv=kv, lag=0)[0]
-        got = self.sessions[0].fork().score(rows, NOTHING)[0, 0]
-        close(got, spread_logits(self.student, whole)[0, -1])
-        self.widths.clear()
-        draft = super().propose(rows, budget, sampler)
-        self.rounds.append(list(self.widths))
-        return draft
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -57,12 +28,20 @@ def test_every_round_starts_from_fully_informed_states(layers: int) -> None:
     """Several layers feed accepted drafts again, and once only; one layer never does."""
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
-    drafter = Watched(make_student("glide", target, num_hidden_layers=layers, seed=2), target)
+    student = make_student("glide", target, num_hidden_layers=layers, seed=2)
+
+    def whole(ids: list[int]) -> Tensor:
+        held = fed(target, [ids], [len(ids)])
+        kv = [held.kv(layer)[:2] for layer in student.target_layers(3)]
+        return spread_logits(student, student.states(torch.tensor([ids]), kv=kv, lag=0)[0])[0, -1]
+
+    drafter = make_drafter(student)
+    rounds = watched(drafter, whole)
     run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
     deep = [len(step.path) for step in run if len(step.drafted) == 3]
     assert {0, 1, 3} <= set(deep), "the run met too few kinds of rounds"
     before: int | None = None
-    for step, widths in zip(run, drafter.rounds, strict=False):
+    for step, widths in zip(run, rounds, strict=False):
         if before is not None:
             kept = before - 1 if layers == 1 and before == 3 else before  # the last draft of all was never fed
             assert widths == [1 + (kept if layers > 1 else before - kept), 1, 1][: len(widths)]

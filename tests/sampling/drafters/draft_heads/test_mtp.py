@@ -26,11 +26,12 @@ from tests.support.students import PrefixLM, close
 from tests.support.tiny import TinyPair, noisy_copy
 
 QUICK = ("qwen3_5_text", "deepseek_v3")
-NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHIPPING]
 ROW = [(7 * at + 5 * at * at) % 61 + 20 for at in range(24)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SHIPPING]
+)
 def test_the_logits_are_those_of_transformers_own_module(name: str) -> None:
     target = CausalLM(target_of(name))
     lm, held = MtpLM(target), target.open([ROW], hidden=True)

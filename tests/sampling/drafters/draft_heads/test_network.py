@@ -55,8 +55,7 @@ def test_a_plain_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
     session = CausalLM(StudentNetwork(student)).open([ids])
     for end in (9, 10, 11, 19, 20):
         close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
-    drafted = session.score([ids[:20]], Draft.of([ids[20:26]]))
-    close(drafted[0], wanted[19:26], precision(dtype))
+    close(session.score([ids[:20]], Draft.of([ids[20:26]]))[0], wanted[19:26], precision(dtype))
     session.commit([[0, 1, 2]])
     close(session.score([ids[:24]], NOTHING)[0, 0], wanted[23], precision(dtype))
 
@@ -69,8 +68,7 @@ def test_ragged_rows_of_a_plain_student_equal_each_row_alone() -> None:
         rows = [row + extra for row in rows]
         got = session.score(rows, Draft.empty(3))
         for place, row in enumerate(rows):
-            wanted = spread_logits(student, student.states(torch.tensor([row]))[0])
-            close(got[place, 0], wanted[0, -1])
+            close(got[place, 0], spread_logits(student, student.states(torch.tensor([row]))[0])[0, -1])
 
 
 def test_the_short_logits_are_the_wide_ones_without_the_rest() -> None:
@@ -135,8 +133,7 @@ def test_a_glide_student_in_pieces_equals_the_whole(shape: str, dtype: torch.dty
         session = GlideLM(student, 3).open([ids], target=fed(target, [ids], [valid]))
         for end in (6, 7, 14, 15, 17):
             close(session.score([ids[:end]], NOTHING)[0, 0], wanted[end - 1], precision(dtype))
-        reviewed = session.score([ids[:17]], Draft.of([ids[17:23]]))
-        close(reviewed[0], wanted[16:23], precision(dtype))
+        close(session.score([ids[:17]], Draft.of([ids[17:23]]))[0], wanted[16:23], precision(dtype))
 
 
 @DTYPES
@@ -161,15 +158,14 @@ def test_a_glide_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dtyp
                 close(got, blocks[place], precision(dtype))
 
 
-def test_ragged_rows_of_a_glide_student_equal_each_row_alone() -> None:
-    for shape in ("one layer", "two layers, short list", "recency, two layers"):
-        target, student = some("glide", shape)
-        rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
-        session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))
-        got = session.score(rows, Draft.of([[1, 2], [3, -1], [4, 5]]))
-        for place, (row, more, valid) in enumerate(zip(rows, ([1, 2], [3], [4, 5]), held, strict=True)):
-            wanted = beside(student, target, row + more, valid)
-            close(got[place, : len(more) + 1], wanted[len(row) - 1 :])
+@pytest.mark.parametrize("shape", ["one layer", "two layers, short list", "recency, two layers"])
+def test_ragged_rows_of_a_glide_student_equal_each_row_alone(shape: str) -> None:
+    target, student = some("glide", shape)
+    rows, held = [text(9, 14), text(10, 6), text(11, 3)], [11, 5, 2]
+    session = GlideLM(student, 3).open(rows, target=fed(target, rows, held))
+    got = session.score(rows, Draft.of([[1, 2], [3, -1], [4, 5]]))
+    for place, (row, more, valid) in enumerate(zip(rows, ([1, 2], [3], [4, 5]), held, strict=True)):
+        close(got[place, : len(more) + 1], beside(student, target, row + more, valid)[len(row) - 1 :])
 
 
 def test_without_a_key_cross_attention_adds_nothing() -> None:
@@ -215,31 +211,29 @@ def test_a_feature_draft_at_each_depth_is_what_it_was_trained_for(shape: str, dt
             )
 
 
-def test_ragged_rows_of_a_feature_student_equal_each_row_alone() -> None:
+@pytest.mark.parametrize("shape", ["one layer", "two layers, short list"])
+def test_ragged_rows_of_a_feature_student_equal_each_row_alone(shape: str) -> None:
     """Rows at different depths of their drafts, one that stands still, in one pass each."""
-    for shape in ("one layer", "two layers, short list"):
-        target, student = some("feature", shape)
-        whole, held = [text(16, 16), text(17, 8), text(18, 5)], [11, 4, 1]
-        target_session = fed(target, whole, held, hidden=True)
-        session = FeatureLM(student, "feature").open([row[:1] for row in whole], target=target_session)
-        steps = [
-            student.states(torch.tensor([row]), hidden=fed(target, [row], [len(row)], hidden=True).hidden(), steps=4)
-            for row in whole
-        ]
-        for depths in ([0, 0, 0], [1, 0, 1], [2, 0, 2], [3, 1, 2]):
-            rows = [row[: count + 1 + depth] for row, count, depth in zip(whole, held, depths, strict=True)]
-            got = session.score(rows, Draft.empty(3))
-            for place, depth in enumerate(depths):
-                wanted = spread_logits(student, steps[place][depth])[0, held[place] + depth]
-                close(got[place, 0], wanted)
+    target, student = some("feature", shape)
+    whole, held = [text(16, 16), text(17, 8), text(18, 5)], [11, 4, 1]
+    target_session = fed(target, whole, held, hidden=True)
+    session = FeatureLM(student, "feature").open([row[:1] for row in whole], target=target_session)
+    steps = [
+        student.states(torch.tensor([row]), hidden=fed(target, [row], [len(row)], hidden=True).hidden(), steps=4)
+        for row in whole
+    ]
+    for depths in ([0, 0, 0], [1, 0, 1], [2, 0, 2], [3, 1, 2]):
+        rows = [row[: count + 1 + depth] for row, count, depth in zip(whole, held, depths, strict=True)]
+        got = session.score(rows, Draft.empty(3))
+        for place, depth in enumerate(depths):
+            close(got[place, 0], spread_logits(student, steps[place][depth])[0, held[place] + depth])
 
 
 def test_a_row_far_ahead_of_its_target_is_read_step_by_step() -> None:
     """Several tokens the target has not seen, at once: each takes the pass it would have taken in a draft."""
     target, student = some("feature", "two layers, short list")
     ids = text(19, 12)
-    features = fed(target, [ids], [len(ids)], hidden=True).hidden()
-    last = student.states(torch.tensor([ids]), hidden=features, steps=4)[3]
+    last = student.states(torch.tensor([ids]), hidden=fed(target, [ids], [len(ids)], hidden=True).hidden(), steps=4)[3]
     session = FeatureLM(student, "feature").open([ids], target=fed(target, [ids], [8], hidden=True))
     close(session.score([ids], NOTHING)[0, 0], spread_logits(student, last)[0, 11])
 
@@ -276,8 +270,7 @@ def test_a_window_hides_what_lies_before_it(kind: str) -> None:
     """Of one layer: keys depend on their token alone and rotation is relative, so the window's tokens give the same."""
     target, student = some(kind, "one layer")
     ids, window = text(11, 20), 6
-    whole = CausalLM(StudentNetwork(student)).open([ids])
-    long = whole.score([ids], NOTHING)[0, 0]
+    long = CausalLM(StudentNetwork(student)).open([ids]).score([ids], NOTHING)[0, 0]
     short = CausalLM(StudentNetwork(student)).open([ids]).score([ids[-window:]], NOTHING)[0, 0]
     assert (long - short).abs().max() > 1e-3
     student.config = replace(student.config, window=window)

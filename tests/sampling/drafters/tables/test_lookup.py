@@ -256,12 +256,12 @@ def test_it_is_centred_and_grows_with_the_temperature() -> None:
     assert sampler(0.0).shared_noise(0, 5, [7, 8]) == [0.0, 0.0]
 
 
-def test_without_noise_nothing_changes() -> None:
-    for drawing in (sampler(0.0), sampler(0.7)):
-        plain, same = (
-            proposed(growing(shared_noise=peek), [AGAIN], 6, drawing) for peek in (False, drawing.processor.greedy)
-        )
-        assert plain.tokens == same.tokens
+@pytest.mark.parametrize("drawing", [sampler(0.0), sampler(0.7)])
+def test_without_noise_nothing_changes(drawing: KeyedSampler) -> None:
+    plain, same = (
+        proposed(growing(shared_noise=peek), [AGAIN], 6, drawing) for peek in (False, drawing.processor.greedy)
+    )
+    assert plain.tokens == same.tokens
 
 
 def test_rows_keep_their_noise_when_others_have_ended() -> None:
