@@ -155,16 +155,11 @@ class PairDrafters:
 
     def build(self, request: DraftRequest) -> Drafter:
         """Build a new drafter; UsageError if the pair lacks a part."""
-        word, pair, needs_tables = request.word, self._loaded.spec, row_of(request.word).needs == "tables"
-        raise_first(
-            {
-                f"lane {word} needs a drafter model, pair '{pair.name}' has none": (
-                    "model" in word.split("+") and self.model is None
-                ),
-                f"lane {word} needs n-gram tables, pair '{pair.name}' has none (infer.py distill --stage tables builds "
-                "some)": needs_tables and pair.tables is None,
-            }
-        )
+        if "model" in request.word.split("+") and self.model is None:
+            raise UsageError(f"lane {request.word} needs a drafter model, pair '{self._loaded.spec.name}' has none")
+        if row_of(request.word).needs == "tables" and self.tables() is None:
+            has = f"pair '{self._loaded.spec.name}' has none (infer.py distill --stage tables builds some)"
+            raise UsageError(f"lane {request.word} needs n-gram tables, {has}")
         return registry.build(self, request)
 
     # -- for lanes ----------------------------------------------------------------------------
