@@ -90,6 +90,11 @@ def _part(word: int, part: int) -> int:
     return _mix((word + (part + 1) * _GOLDEN) & _WORD)
 
 
+def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
+    """Return [M] int64 on the host, the first state of a generator for each of keys [M, K]: its :func:`stream_key`."""
+    return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
+
+
 class KeyedSampler(Sampler):
     """Processors, seed and coupling of one answer; satisfies :class:`sampling.types.Sampler`.
 
@@ -155,7 +160,7 @@ class KeyedSampler(Sampler):
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:
         """Return the uniform number u of each coin with these keys [M, K]."""
-        return cast(list[float], uniforms(self.generator_states(_COIN, keys), 1, torch.device("cpu"))[:, 0].tolist())
+        return cast(list[float], uniforms(stream_states(self.seed, _COIN, keys), 1, torch.device("cpu"))[:, 0].tolist())
 
     def drafting(self, starts: Sequence[Sequence[int]]) -> "DraftingSampler":
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
@@ -175,10 +180,8 @@ class KeyedSampler(Sampler):
         return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
 
     def generator_states(self, stream: int, keys: Tensor) -> Tensor:
-        """Return [M] int64 on the host, the state from which SplitMix64 makes the noise of each draw or coin: the
-        :func:`stream_key` of its key [M, K]."""
-        each = [_signed(stream_key(self.seed, stream, *parts)) for parts in keys.tolist()]
-        return torch.tensor(each, dtype=torch.long)
+        """Return [M], the state from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""
+        return stream_states(self.seed, stream, keys)
 
     def _race(self, probs: Tensor, keys: Tensor, stream: int) -> Tensor:
         if self.processor.greedy:

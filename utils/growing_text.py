@@ -53,6 +53,11 @@ class Window:
             self._settled = len(self._ids)
         return whole
 
+    def rest(self) -> str:
+        """Return the text that was not returned, with a replacement for an incomplete character."""
+        new = self._beyond(self._decode(self._ids))
+        return self._decode(self._ids[self._settled :]) if new is None else new
+
     def _last(self, ids: list[int], count: int) -> list[int]:
         """Return the last `count` ids, without those at their beginning that are part of a character."""
         last = ids[-count:]

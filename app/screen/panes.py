@@ -442,8 +442,8 @@ class Pane(Drawn):
     def _top(self) -> Row:
         heading = self._heading(self.look.width - 5)
         rest = self._edges[0] * (self.look.width - 4 - width_of(heading))
-        start, end = self._corners[:2]
-        return row_of([(f"{start} ", self._frame), *heading, (f" {rest}{end}", self._frame)], self.look)
+        start, end = (self._corners[0] + " ", self._frame), (f" {rest}{self._corners[1]}", self._frame)
+        return row_of([start, *heading, end], self.look)
 
     def _bottom(self) -> Row:
         speed = self.data.stats.predicted_per_second if self.data.stats else None

@@ -14,7 +14,7 @@ import sampling.verify.rules
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Finished, Step
 from sampling.loop import generate
-from sampling.sampler import KeyedSampler
+from sampling.sampler import KeyedSampler, stream_states
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Session
@@ -209,12 +209,11 @@ def noise_asked(
 ) -> list[Noise]:
     """A list that grows by every key that any keyed sampler asks noise for; `remade` makes its keys anew first."""
     found: list[Noise] = []
-    own = KeyedSampler.generator_states
 
     def noted(self: KeyedSampler, stream: int, keys: Tensor) -> Tensor:
         keys = keys if remade is None else remade(self, stream, keys)
         found.extend((self.seed, stream, tuple(parts)) for parts in keys.tolist())
-        return own(self, stream, keys)
+        return stream_states(self.seed, stream, keys)
 
     monkeypatch.setattr(KeyedSampler, "generator_states", noted)
     return found

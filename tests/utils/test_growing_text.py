@@ -20,9 +20,8 @@ def falling_back() -> Any:
 
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁hello": HELLO, "▁world": WORLD, "<unk>": 258}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True))
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made.decoder = decoders.Sequence(parts)
     return made
 
 
@@ -31,10 +30,9 @@ def decode(ids: list[int]) -> str:
 
 
 def grown(ids: list[int], context: int = 0) -> str:
-    """What is handed out of `ids`, of which the first so many were there before, once as many words come after them as
-    make an incomplete character known for what it is."""
-    window, words = Window(decode, ids[:context]), 14
-    return "".join(map(window.push, [*ids[context:], *[WORLD] * words])).removesuffix(" world" * words)
+    """What is handed out of `ids`, of which the first so many were there before."""
+    window = Window(decode, ids[:context])
+    return "".join(map(window.push, ids[context:])) + window.rest()
 
 
 SPELT = ["สวัสดีครับผมชื่อ", "안녕하세요반갑습니다저는", "😀" * 9, "Grüße, façade, naïve"]

@@ -101,7 +101,8 @@ def spec(**more: Any) -> ModelSpec:
 def test_a_range_in_a_packages_name_stands_for_its_parts() -> None:
     assert list(spec().packages) == REQUIREMENTS
     assert ModelSpec(package="a==1.0", file="f", sha256=DIGEST).packages == ("a==1.0",)
-    refused(ModelSpec, path="folder", repository="org/name", kind=ValueError, match="belong to a package only")
+    with pytest.raises(ValueError, match="belong to a package only"):
+        ModelSpec(path="folder", repository="org/name")
 
 
 @pytest.mark.parametrize("right", [True, False])
