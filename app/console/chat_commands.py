@@ -475,9 +475,9 @@ def _over_both(both: Sequence[tuple[Stats, Stats]]) -> str:
     """Return a lane's speed-up over plain decoding, over the answers of both whose timing was not disturbed."""
     sound = [pair for pair in both if not disturbed(*pair)]
     ratio, left_out = speedup_over(sound), len(both) - len(sound)
-    faster = f"{ratio:.2f}x the rate of plain decoding over {plural(len(sound), 'answer')} of both"
-    disregarded = f" ({plural(left_out, 'answer')} with disturbed timing left out)" if left_out else ""
-    return (faster if ratio else "no speed-up") + disregarded
+    both_gave = f"over {plural(len(sound), 'answer')} of both"
+    rate = f"{ratio:.2f}x the rate of plain decoding {both_gave}" if ratio else "no speed-up"
+    return rate + (f" ({plural(left_out, 'answer')} with disturbed timing left out)" if left_out else "")
 
 
 def _shared(answers: Sequence[Answer]) -> Terms:
