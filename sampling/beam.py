@@ -233,3 +233,4 @@ class _Search:
             answer = [*self.prompt, *self.tree.best.tokens]
             kept = max(range(len(self.rows)), key=lambda row: common_prefix(self.rows[row], answer))
             self.session.select(torch.tensor([kept]))
+            self.rows = [self.rows[kept]]

@@ -94,8 +94,18 @@ def generate(
     if not is_first_process():
         drafter = _Silent()
     run = _Run(
-        *(lm, session, drafter, sampler, rule, recorder, pace or FixedPace(4)),
-        *(limits.stop, rows, ids, ends, Clock(lm.device)),
+        lm,
+        session,
+        drafter,
+        sampler,
+        rule,
+        recorder,
+        controller=pace or FixedPace(4),
+        stop=limits.stop,
+        rows=rows,
+        ids=ids,
+        ends=ends,
+        clock=Clock(lm.device),
     )
     return run.events(prompt, interrupt)
 
@@ -233,9 +243,10 @@ class _Run:
     def propose(self, budget: Budget, keys: Keys) -> Draft:
         """Return the round's draft, without nodes if nothing may be drafted. Processes other than the first one get the
         trees alone."""
-        draft = Draft.empty(len(self.rows))
         if is_first_process() and max(budget.depth_with_forced or budget.max_depth) > 0:
             draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
+        else:
+            draft = Draft.empty(len(self.rows))
         trees = broadcast(draft.trees)
         return draft if is_first_process() else Draft(trees)
 
@@ -306,7 +317,9 @@ class _Run:
         seconds = self.clock.take()
         share = len(keys)
         inner = by_row(draft.trace)
-        calls = tuple(call.shared(share) for call in (*draft.calls, Call(self.lm.name, 1, seconds["verify"])))
+        calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
+        if share > 1:
+            calls = tuple(call.shared(share) for call in calls)
         proposed = seconds["draft"] if draft.seconds is None else draft.seconds
         drafting = proposed + seconds["observe"] + waited
         timed = Seconds(drafting / share, *(seconds[part] / share for part in ("verify", "sample", "overhead")))

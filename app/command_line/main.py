@@ -91,7 +91,7 @@ def _line(error: Exception, verbose: bool) -> str:
             return f"{error}: python -m pip install -r requirements.txt installs what is needed"
         case OSError(errno=int()):
             return f"cannot read or write{f' {error.filename}' if error.filename else ''}: {error.strerror}"
-        case RuntimeError() if lost and this_process().world_size > 1:
+        case RuntimeError() if lost:
             return f"another process of this run cannot be reached any more ({text[:120]})"
     first = next((f": {line.strip()}" for line in str(error).splitlines() if line.strip()), "")
     hint = "" if verbose else " (run with --verbose for the traceback)"

@@ -208,7 +208,8 @@ class ChainDrafter(Composite):
             if not any(active):
                 return
             each = zip(active, bounds, have, strict=True)
-            wanted = [min(stage.call or _ALL, bound - has) if own else 0 for own, bound, has in each]
+            call = _ALL if stage.call is None else stage.call
+            wanted = [min(call, bound - has) if own else 0 for own, bound, has in each]
             draft = stage.drafter.propose(prepended(grown.rows, grown.tokens), Budget(wanted), sampler)
             gained = grown.append(draft, self.numbered(stage.drafter), wanted)
             active = [own and bool(new) for own, new in zip(active, gained, strict=True)]

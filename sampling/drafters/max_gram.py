@@ -35,12 +35,16 @@ class Copies(Source):
 
     name = "maxgram"
 
+    def __init__(self) -> None:
+        self._begins: list[int] = []  # tokens of each row before its generated ones
+        self._copied: Rows = []
+
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         """Open the answer, which begins without a match."""
-        self._begins = list(map(len, begun))  # tokens of each row before its generated ones
+        self._begins = list(map(len, begun))
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        self._copied: Rows = []
+        self._copied = []
         for begin, text, depth in zip(self._begins, texts, depths, strict=True):
             copied = after_match(text, len(text) - begin, depth) if depth > 0 else []
             if 0 < len(copied) < depth:

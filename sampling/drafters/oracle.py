@@ -40,6 +40,8 @@ class Oracle(Drafter):
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
         self._prompt, self._target = prompt, target
         self._reference: Iterator[Event] | None = None
+        self._base = 0  # the row's length where the reference begins
+        self._tokens: list[int] = []  # that the reference has written
         self._passes: list[float] = []  # seconds of each of its passes
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
@@ -66,8 +68,7 @@ class Oracle(Drafter):
         if self._reference is None:
             session = self._target.fork()
             start = first_rows(self._prompt if session.source else [row], session)
-            # The row's length where the reference begins, and the tokens that it has written.
-            self._reference, self._base, self._tokens = iter(self.plain(start, session)), len(start[0]), list[int]()
+            self._reference, self._base, self._tokens = iter(self.plain(start, session)), len(start[0]), []
         known = len(row) - self._base
         while len(self._tokens) < known + depth and (event := next(self._reference, None)) is not None:
             if isinstance(event, Step):

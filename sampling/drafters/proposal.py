@@ -164,7 +164,8 @@ class Growth:
         if not self.wide:
             candidates = sorted(candidates, key=itemgetter(2), reverse=True)[:1]
         for token, source, p, prob in candidates:
-            path = parent.path * min(1.0, share * p)
+            part = share * p
+            path = parent.path * part if part < 1.0 else parent.path
             if path < self.least:
                 continue
             index = bisect(self._order, -path)

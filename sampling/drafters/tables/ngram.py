@@ -74,7 +74,7 @@ class Ngrams(Source):
     ) -> None:
         self.vocab_size, self.reach, self.multi_level, self.forgets = vocab_size, n, multi_level, forgets
         self.top_k_filler, self.stop_if_unknown = top_k_filler, stop_if_unknown
-        self._seed, self._random = seed, random.Random()
+        self._seed, self._random, self._end = seed, random.Random(), vocab_size
         self.reset()
 
     def reset(self, rows: int = 1) -> None:
