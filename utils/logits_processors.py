@@ -1,12 +1,13 @@
 """Logits → probabilities → draw: greedy, multinomial, top-k, nucleus, top-k + nucleus, min-p.
 
 :data:`ARGUMENTS` has a row for each number that shapes a distribution, in the order in which they act, and
-:data:`PROCESSORS` one for each named combination: flags, `/processor`, help and docs can be read off them. The order is
-logit bias → repetition penalty → presence and frequency penalties → no-repeat n-grams → temperature → top-k → top-p →
-min-p → typical-p (the one transformers uses). Penalties and n-grams change the score of an id by the tokens before it,
-the prompt's included (as llama.cpp and transformers have it); penalties see the last `penalty_window` of them. Under
-speculation those are the committed tokens and the drafts before the position, which is why the caller gives a prefix
-for each distribution. A processor never changes the caller's logits.
+:data:`PROCESSORS` one for each named combination; flags, `/processor`, help and docs follow these rows. The order,
+that of transformers, is logit bias → repetition penalty → presence and frequency penalties → no-repeat n-grams →
+temperature → top-k → top-p → min-p → typical-p. Penalties and n-grams change the score of an id by the tokens before
+it, the prompt's included (as llama.cpp and transformers have it); penalties see the last `penalty_window` of them. In
+speculative decoding these are the committed tokens and the drafts before the position, which is why the caller gives a
+prefix for each distribution. A processor never changes the caller's logits.
+
 Probabilities are float32 (float64 for float64 logits). Knows no models, no text and no seeds: `sample` takes the
 caller's generator. Importing it is cheap: torch comes in with the first distribution.
 """
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-HOTTEST = 1 / COLDEST
-MANY = 4096  # in a larger vocabulary only the ids that filters can keep are computed
+HOTTEST = 1 / COLDEST  # the highest temperature by which logits are divided
+MANY = 4096  # in a larger vocabulary, on a CPU, filters see only the ids that they can keep
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
 
 Bias = Mapping[Any, float]
-"""Amounts that are added to the scores of ids. A key is an id, or a tuple of ids: the amount is that of its last id
-after its other ids, as in transformers' `sequence_bias`. −∞ bans."""
+"""Amounts that are added to the scores of ids. A key is an id, or a tuple of ids, whose last gets the amount after the
+others, as in transformers' `sequence_bias`. −∞ bans."""
 
 
 # -- what each number does --------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def followers(prefix: Sequence[int], n: int) -> set[int]:
 
 
 def _flat_indices(scores: Tensor, ids: Iterable[Iterable[int]]) -> Tensor:
-    """Return indices into scores.view(-1) of these ids of each row, without ids outside the vocabulary (-1)."""
+    """Return indices into scores.view(-1) of these ids of each row, without ids outside the vocabulary."""
     import torch
 
     size = scores.shape[-1]
@@ -110,8 +111,8 @@ def keep_best(scores: Tensor, count: int) -> Tensor:
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep an id of probs [..., V] iff the mass of all ids before it is below top_p, the most probable and the first of
-    equal ones first.
+    """Keep an id of probs [..., V] iff the ids before it have a mass below top_p; the most probable id is first, of
+    equal ones the lowest.
 
     Only values are sorted, without ids: they give the least one that is kept, and how many equal to it are kept.
     """
@@ -133,8 +134,8 @@ def likely(probs: Tensor, least: float) -> Tensor:
 
 
 def typical(probs: Tensor, mass: float) -> Tensor:
-    """Keep the ids of probs [..., V] whose surprise is nearest to the entropy, until they have this mass; equal ones
-    stay (Meister et al., arXiv 2202.00666; as transformers computes it)."""
+    """Keep the ids of probs [..., V] whose surprise is nearest to the entropy, until they have this mass; those as near
+    as the last stay (Meister et al., arXiv 2202.00666; as transformers computes it)."""
     surprise = -probs.log()
     entropy = (probs * surprise).nansum(dim=-1, keepdim=True)
     distance = (surprise - entropy).abs()
@@ -161,20 +162,20 @@ def _descending(values: Tensor) -> Tensor:
 
 def _tops(scores: Tensor) -> Tensor:
     top = scores.amax(dim=-1, keepdim=True)
-    if scores.device.type == "cpu":  # on other devices the host would wait: the caller checks numbers that it reads
+    if scores.device.type == "cpu":  # on other devices the host would wait: the caller checks the numbers it fetches
         check_finite(top)
     return top
 
 
-def check_finite(figures: Tensor) -> None:
-    """Raise LogitsError unless all these figures [M], each of a whole row of logits, are finite."""
-    if not bool(figures.isfinite().all()):
+def check_finite(numbers: Tensor) -> None:
+    """Raise LogitsError unless all these numbers, computed from rows of logits, are finite."""
+    if not bool(numbers.isfinite().all()):
         check_number(math.nan)
 
 
-def check_number(figure: float) -> None:
-    """Raise LogitsError unless this figure of a row of logits is finite."""
-    if not math.isfinite(figure):
+def check_number(value: float) -> None:
+    """Raise LogitsError unless this number, computed from a row of logits, is finite."""
+    if not math.isfinite(value):
         raise LogitsError(
             "a model's logits hold NaN, +inf or no finite value: no probabilities can be made of them "
             "(float16 overflows in some models; bfloat16 and float32 do not)"
@@ -187,12 +188,12 @@ def check_number(figure: float) -> None:
 class Argument(NamedTuple):
     """A number that shapes a distribution."""
 
-    off: float  # leaves the distribution as it is
+    off: float  # the value that leaves the distribution as it is
     check: Callable[..., float]  # its name and value → the value; UserError outside its range
     letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     windowed: bool = False  # only the last `penalty_window` tokens of a prefix count
-    on_scores: Callable[..., Tensor] | None = None
+    on_scores: Callable[..., Tensor] | None = None  # scores or probabilities [..., V] and the value → filtered ones
     on_probs: Callable[..., Tensor] | None = None
 
 
@@ -248,7 +249,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 
 
 def read_bias(bias: object) -> dict[tuple[int, ...], float]:
-    """Return a bias by its ids as tuples; UserError for one that is none."""
+    """Return a bias with all keys as tuples of ids; UserError for anything else."""
     by_ids: dict[tuple[int, ...], float] = {}
     if not isinstance(bias, Mapping):
         raise UserError(f"logit_bias must be numbers by ids, got {shown(bias)}")
@@ -260,7 +261,7 @@ def read_bias(bias: object) -> dict[tuple[int, ...], float]:
 
 
 class Rules(TypedDict, total=False):
-    """The numbers that every processor takes besides its own; see :class:`LogitsProcessor`."""
+    """The arguments that every named processor takes besides its own; see :class:`LogitsProcessor`."""
 
     repetition_penalty: float
     no_repeat_ngram: int
@@ -272,7 +273,7 @@ class Rules(TypedDict, total=False):
 
 @dataclass(eq=False)
 class LogitsProcessor:
-    """All numbers in one record; the named processors below set parts of it.
+    """Turns logits into a distribution by all the numbers; the named processors below set some of them.
 
     Args:
         temperature: divides the logits; 0, or a number too small to divide by, puts all mass on the largest logit (the
@@ -280,7 +281,7 @@ class LogitsProcessor:
         top_k: keep the k most probable ids, 0 = all. Ids that tie with the k-th are kept.
         top_p: keep the smallest set of most probable ids whose mass reaches top_p, 1 = all.
         min_p: drop ids less probable than min_p × the most probable one, 0 = none.
-        repetition_penalty: above 1, ids of the prefix become less probable, 1 = off (utils/logits_processors.py).
+        repetition_penalty: above 1, ids of the prefix become less probable, 1 = off (:func:`penalise`).
         no_repeat_ngram: n-grams of this length that the prefix holds are not repeated, 0 = off.
         presence_penalty: subtracted from the scores of ids of the prefix, 0 = off.
         frequency_penalty: subtracted from them once for each occurrence, 0 = off.
@@ -289,7 +290,7 @@ class LogitsProcessor:
         logit_bias: added to the scores of ids before everything else.
 
     Raises:
-        UserError: a value outside its range, or no number.
+        UserError: a value is outside its range, or no number.
     """
 
     temperature: float = 1.0
@@ -313,7 +314,7 @@ class LogitsProcessor:
 
     @property
     def at_work(self) -> list[tuple[Argument, float]]:
-        """The rules that are not off, with their numbers, in the order in which they act."""
+        """The rows of ARGUMENTS that are not off, with their values, in the order in which they act."""
         return [(rule, value) for name, rule in ARGUMENTS.items() if (value := getattr(self, name)) != rule.off]
 
     @cached_property
@@ -328,17 +329,17 @@ class LogitsProcessor:
 
     @cached_property
     def only_filters(self) -> bool:
-        """Whether the distribution is what top-k, top-p and min-p leave of the softmax of biased logits."""
+        """Whether only temperature, top-k, top-p, min-p and a bias of single ids shape the distribution."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return not self._several and all(rule in map(ARGUMENTS.get, names) for rule, _ in self.at_work)
 
     @property
     def greedy(self) -> bool:
-        """Whether the distribution is a point mass on the largest logit."""
+        """Whether the distribution is a point mass on the largest score."""
         return self.temperature < COLDEST
 
     def __call__(self, logits: Tensor, prefixes: Sequence[Sequence[int]] | None = None) -> Tensor:
-        """Logits [..., V] → probabilities [..., V]. LogitsError for NaN, +inf, or a row of nothing but -inf.
+        """Logits [..., V] → probabilities [..., V]. On a CPU LogitsError for NaN, +inf, or a row of nothing but -inf.
 
         `prefixes`: the tokens before each distribution, flattened over the leading dimensions; used only if
         `needs_prefixes`, and then each distribution needs one (else ValueError).
@@ -346,7 +347,7 @@ class LogitsProcessor:
         return self.shaped(self.biased(logits), prefixes)
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return logits [..., n] of these ids, ascending (None: of all), with the bias of single ids added."""
+        """Return logits [..., n] of these ascending ids (None: of all) with the bias of single ids added."""
         if not self._single:
             return logits
         import torch
@@ -377,7 +378,7 @@ class LogitsProcessor:
             return torch.stack(
                 [self._of_candidates(*row) for row in zip(scores.view(-1, scores.shape[-1]), top.view(-1), strict=True)]
             ).view(scores.shape)
-        for rule, value in rules:  # before the temperature, which keeps the order; a high one rounds differences away
+        for rule, value in rules:  # before the temperature, which keeps the order but rounds differences away if high
             scores = rule.on_scores(scores, value) if rule.on_scores else scores
         if hot:
             probs = _normalised((scores > -math.inf).to(scores))
@@ -403,7 +404,7 @@ class LogitsProcessor:
         return scores.new_zeros(scores.shape).index_copy_(0, index, probs)
 
     def ruled(self, scores: Tensor, prefixes: Sequence[Sequence[int]] | None) -> Tensor:
-        """Return scores [..., V] after the rules that read prefixes. ValueError unless each row has a prefix."""
+        """Return scores [..., V] after the arguments that read prefixes. ValueError unless each row has a prefix."""
         flat = scores.reshape(-1, scores.shape[-1]).clone()
         given = len(prefixes or ())
         if prefixes is None or given != len(flat):
@@ -426,7 +427,7 @@ class LogitsProcessor:
 
 
 class GreedyProcessor(LogitsProcessor):
-    """Always the most probable id. `temperature` is accepted for the callers' convenience; it changes nothing."""
+    """Always the most probable id. `temperature` is checked, as for the others, but changes nothing."""
 
     def __init__(self, temperature: float = 1.0, **rules: Unpack[Rules]) -> None:
         ARGUMENTS["temperature"].check("temperature", temperature)
@@ -482,5 +483,5 @@ PROCESSORS: Mapping[str, tuple[str, ...]] = {
 def make_processor(
     temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, **rules: Unpack[Rules]
 ) -> LogitsProcessor:
-    """Return the processor of a set of settings; temperature 0 is greedy, whatever top-k, top-p and min-p say."""
+    """Return the processor with these settings; temperature 0 is greedy, whatever top-k, top-p and min-p are."""
     return LogitsProcessor(temperature, top_k, top_p, min_p, **rules)

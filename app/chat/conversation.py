@@ -1,10 +1,10 @@
 """The history of one chat, by token ids: the model's next prompt, and its answers.
 
-An answer's ids are kept as they were decoded and not tokenised again; only the *tail*, the text that the chat template
-puts after an answer, is tokenised. Where the template changes earlier answers (it strips thinking, or moves the system
-prompt into the last message), the prompt is the template's text, tokenised again. An answer is planned first
-(:class:`Plan`) and entered by :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it
-was. Where an encoder reads the prompt, each message is a prompt by itself. Knows no models, no sampling and no screen.
+An answer's ids are kept as they were decoded and not tokenised again; only the *tail*, the text between an answer and
+the next, is tokenised. Where the template changes earlier answers (it strips thinking, or moves the system prompt into
+the last message), the prompt is the template's text, tokenised again. An answer is planned first (:class:`Plan`) and
+entered by :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was. Where an
+encoder reads the prompt, each message is a prompt by itself. Knows no models, no sampling and no screen.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from utils.ordinary_text import CUT, Markers, ids_in_parts, without
 from utils.tokenizer import first_ids
 
 Message = dict[str, str]
-CHANNEL = Thinking("<think>", "</think>", False)  # marks that this program puts around a channel of thinking
-SEAM = 16  # tokens at a prompt's end that the next prompt may lack, such as a mark that begins the thinking
+CHANNEL = Thinking("<think>", "</think>", False)  # put around the thinking of models that answer in channels
+SEAM = 16  # fewer than this many tokens at a prompt's end may change in the next, such as a mark that begins thinking
 
 
 class Template:
     """A chat template, which renders the text of a chat, and the tail after an answer. `name`: a template of
-    utils/catalogue/templates.py. Control tokens in messages become text (utils/ordinary_text.py) unless `special`.
+    utils/catalogue/templates.py. Control tokens in messages are read as text (utils/ordinary_text.py) unless `special`.
     """
 
     def __init__(self, tokenizer: HfTokenizer, name: str = AUTO, special: bool = False) -> None:
@@ -46,12 +46,12 @@ class Template:
         text, markers = self._render(*plain), self.markers
         if markers is None or edged == plain:
             return text
-        other = self._render(*edged)  # half a marker at a message's end may be whole in the template's text
+        other = self._render(*edged)  # the template's text may complete half a marker at a message's end
         return other if len(markers.found(other)) < len(markers.found(text)) else text
 
     def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
-        """Return a chat with its control tokens cut. Answers keep those that are not special tokens: the model wrote
-        them."""
+        """Return a chat with a CUT in each control token. Answers keep those that are not special tokens: the model
+        wrote them. `edges`: as in :meth:`Markers.cut`."""
         if (markers := self.markers) is None:
             return system, messages
         keep = {"assistant": markers.written}
@@ -107,7 +107,7 @@ class Turn:
     regenerated: int = 0  # times that this turn was answered again
     seed: int | None = None
     record: Json = field(default_factory=dict)  # settings and lanes, for /save
-    origin: Turn | None = None  # the turn that it branches from: a token of it was forced
+    origin: Turn | None = None  # the turn that this one branches from by a forced token
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
     """A turn about to be answered from `prompt`, after the first `keep` turns.
 
     `answer`: the ids with which a continued answer begins. `prompt` ends with them, unless an encoder reads the prompt:
-    then they are `begun`, too, for the decoder. `forced`: the user chose the last of them.
+    then `begun` holds them for the decoder. `forced`: the user chose the last of them.
     """
 
     user: str
@@ -184,7 +184,7 @@ class Conversation:
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
         self.branches: list[Turn] = []  # all versions of the last turn, if tokens were forced in it; else []
-        self.retokenised = False  # whether the answers' ids were made again, by a new model's tokenizer
+        self.retokenised = False  # whether a new model's tokenizer has tokenised the answers again
 
     @property
     def templated(self) -> bool:
@@ -193,7 +193,7 @@ class Conversation:
 
     @property
     def thinking(self) -> Thinking | None:
-        """Marks around the model's thinking in an answer."""
+        """The marks around the model's thinking in an answer, if it has any."""
         if "thinking" in self._fields and self._header_marks()[0]:
             return CHANNEL
         return thinking_marks(self.tokenizer, self.settings.template) if self.templated else None
@@ -298,15 +298,16 @@ class Conversation:
 
     def restore(self) -> bool:
         """Bring back the turns that :meth:`clear` forgot, unless there are new ones; return whether it did."""
-        back = bool(self.cleared) and not self.turns
-        if back:
+        restores = bool(self.cleared) and not self.turns
+        if restores:
             self.turns, self.cleared = self.cleared, []
-        return back
+        return restores
 
     def changed(self, models: ChatModels | None = None, **settings: str | bool) -> Conversation:
-        """Return the conversation with another model, or with other :class:`ChatSettings`, also for earlier turns.
+        """Return the conversation with another model, or with other :class:`ChatSettings`.
 
-        Answers keep their ids, unless the new model has another vocabulary: then their texts are tokenised again.
+        The prompts of earlier turns are made again if a setting other than `chat`, the vocabulary or `single` changes.
+        Answers keep their ids, unless the vocabulary or `single` changes: then their texts are tokenised again.
         UserError where the template refuses the chat. This conversation stays as it is.
         """
         changed = Conversation(*(models or self.models), *self.settings._replace(**settings))  # type: ignore[arg-type]
@@ -329,7 +330,7 @@ class Conversation:
         loaded.turns, loaded.cleared = list(turns) if same else loaded._rebuilt(turns, same), self.cleared
         return loaded
 
-    # -- inside -------------------------------------------------------------------------------
+    # -- texts and ids ------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
         """Return the answer's text, without the stop token that closed it and the headers of its channels, and with
@@ -345,7 +346,7 @@ class Conversation:
         """Return each channel's ids without its header (`<|channel|>analysis<|message|>`), with whether the channel is
         thinking, and whether it is closed.
 
-        Ids may begin inside a header: those before a header's end without a beginning belong to the header.
+        If the prompt holds the first header's beginning, the ids before that header's end belong to it.
         """
         begins, ends, closes = self._header_marks()
         opening = self._encode(self._fields["thinking"]["open"]) if "thinking" in self._fields and ends else []
@@ -367,13 +368,13 @@ class Conversation:
 
     @property
     def _fields(self) -> Json:
-        """The channels of the tokenizer's schema, by the chat template's names for them."""
+        """The channels of the tokenizer's response template (transformers), by the chat template's names for them."""
         schema = getattr(self.tokenizer, "response_template", None) if self.templated else None
         return schema.get("fields", {}) if isinstance(schema, dict) else {}
 
     def _header_marks(self) -> tuple[set[int], set[int], set[int]]:
         """Return the tokens that begin a channel's header, that end it, and that close a channel, by the tokenizer's
-        schema; three empty sets without a schema."""
+        response template; three empty sets without one."""
         headers = [self._encode(open_) for entry in self._fields.values() if (open_ := entry.get("open"))]
         headers = [header for header in headers if len(header) > 1]
         if not headers:
@@ -384,7 +385,7 @@ class Conversation:
         return {header[0] for header in headers}, {header[-1] for header in headers}, closing
 
     def _channels(self, ids: Sequence[int]) -> dict[str, str] | None:
-        """Return the texts of an answer by the chat template's names for them; None without a schema."""
+        """Return the texts of an answer by the chat template's names for them; None without a response template."""
         if not self.templated or getattr(self.tokenizer, "response_template", None) is None:
             return None
         # The text that the template puts before an answer may hold the header of its first channel.
@@ -416,7 +417,7 @@ class Conversation:
         return self._encode(text, after_last)
 
     def _ordinary(self, text: str) -> str:
-        """Return a text with its control tokens cut, for use without a template."""
+        """Return a text with a CUT in each control token, for use without a template."""
         return self.template.markers.cut(text) if self.template.markers else text
 
     def markers_in(self, plan: Plan) -> list[str]:
@@ -429,7 +430,7 @@ class Conversation:
         return tokenizer is self.tokenizer or bool(mine and other and mine() == other())
 
     def _rebuilt(self, before: Sequence[Turn], same: bool) -> list[Turn]:
-        """Make all prompts again, and the answers from their texts if their ids are another tokenizer's."""
+        """Return the turns with new prompts, their answers tokenised again unless their ids stay the `same`."""
         turns: list[Turn] = []
         for turn in before:
             answer = turn.answer if same else tuple(self._encode(self._ordinary(turn.text)))
@@ -437,7 +438,7 @@ class Conversation:
         return turns
 
     def _prompt(self, turns: list[Turn], text: str) -> list[int]:
-        """Return the ids of the next prompt: the turns so far, the template's end of the last, the new message."""
+        """Return the ids of the next prompt: the turns so far, the text that ends the last, the new message."""
         if not turns or self.single:
             message = self.template.render(self.system, _messages([], text)) if self.templated else self._ordinary(text)
             return self._encode(message, None if self.templated else partial(first_ids, self.tokenizer))
@@ -455,8 +456,8 @@ class Conversation:
         return ids + self._encode_after(ids[-1], tail)
 
     def _continued(self, prompt: list[int], whole: str) -> list[int]:
-        """Return the ids of the text `whole`. They begin with those of `prompt` but for at most SEAM of its last, so
-        that the cache can be used; all are made again if the texts differ earlier."""
+        """Return the ids of the text `whole`. They begin with those of `prompt`, except fewer than SEAM of its last,
+        so that the cache can be used; if the texts differ earlier, the whole text is tokenised again."""
         plain = whole.replace(CUT, "")
         for count in range(len(prompt), max(0, len(prompt) - SEAM), -1):
             if count and plain.startswith(text := self.tokenizer.decode(prompt[:count])):
@@ -478,12 +479,12 @@ class Conversation:
 
 
 def as_text(markers: Sequence[str]) -> str:
-    """Return a line that says that these markers are read as text."""
+    """Return a note that these control tokens are read as text."""
     return f"read as text, not as control tokens: {' '.join(markers)} (/set special_tokens=on lets them through)"
 
 
 def _squeezed(text: str) -> str:
-    """Return a text without white space and without the marks that cut control tokens."""
+    """Return a text without white space and CUT."""
     return "".join(text.replace(CUT, "").split())
 
 

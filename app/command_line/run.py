@@ -1,4 +1,4 @@
-"""`run`: one prompt, one answer (or one JSON object) on standard output, everything else on standard error.
+"""`run`: one prompt; its answer, a tree of answers or one JSON object on standard output, all else on standard error.
 
 The lanes of `--compare` take turns as in the console (app/lanes/race.py), so that a machine that slows down slows all
 of them down. The last lane's text is written as it is produced. Does not know how lanes decode.
@@ -34,13 +34,13 @@ from utils.loading.fit import TokenBytes
 from utils.processes import broadcast, is_first_process
 from utils.visible import to_stderr, visible
 
-_WIDTH = 120  # columns of figures that go to no terminal
+_WIDTH = 120  # columns of output that goes to no terminal
 
 
 class AnswerWriter:
     """Writes an answer's text as its ids arrive; a character that is split over tokens is written when it is complete.
 
-    On a terminal control characters of the answer are made visible: a model must not move the cursor.
+    On a terminal control characters are written as visible escapes: a model must not move the cursor.
     """
 
     def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
@@ -56,7 +56,7 @@ class AnswerWriter:
             self._write(self._decode(self._ids).rstrip("\ufffd"))
 
     def finish(self, text: str) -> None:
-        """Write the rest of the whole text, and a closing newline."""
+        """Write the rest of the answer, whose whole text is `text`, and a newline unless it ends with one."""
         self._write(text)
         self._write(self._written + "\n" * (not self._written.endswith("\n")))
 
@@ -68,7 +68,7 @@ class AnswerWriter:
 
 
 def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, as_json: bool, count: int) -> int:
-    """Answer one prompt `count` times; write the answers as a tree, or as JSON with their probabilities."""
+    """Answer one prompt `count` times, as a tree or as JSON with probabilities; return the exit code."""
     text = broadcast(given_prompt(prompt, sys.stdin) if is_first_process() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
@@ -108,8 +108,8 @@ def run_once(
     text = broadcast(given_prompt(prompt, sys.stdin) if is_first_process() else "")
     with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as log:
         engine = load_engine(settings, options, interrupt, servers=True)
-        kept = settings if logprobs is None else settings.changed(log_top=max(1, logprobs, settings.log_top))
-        lanes, chat = engine.lanes(kept), conversation(engine, settings)
+        lane_settings = settings if logprobs is None else settings.changed(log_top=max(1, logprobs, settings.log_top))
+        lanes, chat = engine.lanes(lane_settings), conversation(engine, settings)
         if logprobs is not None:
             _want_logprobs(lanes, logprobs)
         if settings.chat and not (chat.templated or chat.single or settings.quiet):
@@ -149,7 +149,7 @@ def _decoded(
     writer: AnswerWriter | None,
     logprobs: int | None,
 ) -> list[Answer]:
-    """Run a race to its end and log it; return the answers. The writer gets the last lane's events."""
+    """Run a race to its end, log it, and return the answers. `writer` gets the last lane's events."""
     engine, lanes = race.engine, race.lanes
     tracks = tracks_of(lanes, engine, plan.prompt, decode)
     records = [track.lane for track in tracks]
@@ -171,8 +171,8 @@ def _want_logprobs(lanes: list[Lane], count: int) -> None:
         if isinstance(lane, ServerLane):
             lane.top_logprobs = count
         elif lane.beams is not None or isinstance(lane.lm, RemoteLM):
-            what = "a beam search" if lane.beams is not None else "a server that verifies drafts"
-            raise UsageError(f"lane {lane.name}: {what} has no log-probabilities to show")
+            kind = "a beam search" if lane.beams is not None else "a server that verifies drafts"
+            raise UsageError(f"lane {lane.name}: {kind} has no log-probabilities to show")
 
 
 def _with_logprobs(track: Track, lane: Lane, engine: PairEngine, count: int) -> Answer:
@@ -186,8 +186,8 @@ def _with_logprobs(track: Track, lane: Lane, engine: PairEngine, count: int) -> 
 
 def write_json(data: object) -> None:
     """Write one line to standard output, in ASCII unless its encoding is UTF-8."""
-    plain = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
-    sys.stdout.write(json.dumps(data, ensure_ascii=plain, allow_nan=False) + "\n")
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") not in ("utf8", "utf8sig")
+    sys.stdout.write(json.dumps(data, ensure_ascii=ascii_only, allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -206,5 +206,5 @@ def report(answers: list[Answer], settings: Settings) -> None:
     console.print(stats_lines(panes, look), end="")
     for comparison in comparisons_of(answers):
         console.print(comparison.text, style=look.style(comparison.style) or "")
-    if cut := note(panes[-1], can_continue=False):
-        console.print(cut)
+    if incomplete := note(panes[-1], can_continue=False):
+        console.print(incomplete)

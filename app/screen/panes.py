@@ -2,10 +2,10 @@
 panes: side by side or stacked, within a given height.
 
 Seconds and rates are decoding time: they leave the prefill out, and a note says so. The style of a text shows its
-origin and fate; without colour marks do: {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced token,
-{#x#} for words of a lossy lane that differ from plain decoding, [-x-] for a rejected draft. Accepted text is tinted by
-its source, or without colour marked by a letter, {m:x}. If a text does not fit into its pane, its end is shown. Knows
-no events and no token ids; undefined figures are not shown.
+kind; without colour marks do: {+x+} for the target's own token, {*x*} for a bonus, {!x!} for a forced token, {#x#} for
+words of a lossy lane that differ from plain decoding, [-x-] for a rejected and [~x~] for a discarded draft. Accepted
+text is tinted by its source, or without colour marked by a letter, {m:x}. If a text does not fit into its pane, its end
+is shown. Knows no events and no token ids; an undefined figure is left out, or "-" in a column.
 """
 
 import math
@@ -57,7 +57,7 @@ TITLES = {
 RATES_NOTE = "seconds and rates leave prefill out"
 _POSITIONS = 12  # draft positions whose acceptance is shown
 _DIGITS = "0123456789"
-_LEAST = 6  # bars of rounds that must fit into a row: if they do not, the rates are left out
+_LEAST = 6  # bars of rounds that must fit into a row; with less room the rates, then the row are left out
 _SPANS = 8  # columns of the screen for each span of time in the rates
 
 
@@ -163,7 +163,7 @@ def counted(stats: Stats | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a rate in tokens a second."""
+    """Return a rate in tokens a second; "- tok/s" if undefined."""
     return "- tok/s" if value is None else f"{value:.1f} tok/s"
 
 
@@ -183,7 +183,7 @@ def _cells(stats: Stats) -> tuple[str, str, str, str]:
 
 
 def details(pane: PaneData, look: Look, first: str = "  ") -> list[Chunk]:
-    """Return the figures of a lane's drafts or beam search, or a server's report, as chunks; empty without any."""
+    """Return the figures of a lane's drafts or beam search, or a server's report, as chunks after `first`."""
     role = "faint" if look.fancy else "plain"
     return [chunk(text, role, first if not i else "  ") for i, text in enumerate(_outcome(pane, look))]
 
@@ -207,15 +207,15 @@ def _outcome(pane: PaneData, look: Look) -> list[str]:
 
 
 def reported(report: ServerFigures | None) -> list[str]:
-    """Return a server's figures of its drafts, and its rate; empty if it reports none."""
+    """Return a server's figures of its drafts, its rate and its loading time; empty if it reports none."""
     if report is None:
         return []
     texts = []
     if report.drafted == 0:
         texts.append("drafted nothing")
     elif report.accepted is not None:
-        of = f"/{report.drafted:.0f} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
-        texts.append(f"accepted {report.accepted:.0f}{of}")
+        of_drafted = f"/{report.drafted:.0f} ({report.accepted / report.drafted:.0%})" if report.drafted else ""
+        texts.append(f"accepted {report.accepted:.0f}{of_drafted}")
         if passes := report.passes:
             texts.append(f"{1 + report.accepted / passes:.2f} tok/pass over {plural(int(passes), 'pass', 'es')}")
     texts += [rate(report.rate)] if report.rate else []
@@ -224,14 +224,14 @@ def reported(report: ServerFigures | None) -> list[str]:
 
 
 def reported_line(report: ServerFigures | None) -> str:
-    """Return the same in one line; "" where there is none."""
+    """Return :func:`reported` in one line; "" if it is empty."""
     return ", ".join(reported(report)).replace(":,", ":", 1)
 
 
 def stats_lines(panes: Sequence[PaneData], look: Look) -> Lines:
     """Return one line of figures a lane, in columns.
 
-    Without colour a drafting lane's line also has its acceptance figures.
+    Without colour a line also has the lane's :func:`details`.
     """
     cells = [_cells(pane.stats) if pane.stats else None for pane in panes]
     widths = [max((len(row[i]) for row in cells if row), default=0) for i in range(4)]
@@ -251,9 +251,8 @@ def stats_lines(panes: Sequence[PaneData], look: Look) -> Lines:
 
 
 def positions(stats: Stats | None, look: Look, whose: str = "") -> list[Chunk]:
-    """Return the acceptance by draft position: accepted at j / examined at j, for every position examined. `whose`: the
-    lane's name, if others draft too.
-    """
+    """Return the acceptance by draft position: accepted at j / examined at j, for the first _POSITIONS examined.
+    `whose`: the lane's name, if others draft too."""
     known = [(j, alpha) for j, alpha in enumerate(stats.alpha_per_position if stats else (), 1) if alpha is not None]
     levels = look.glyph("levels")
     chunks = [chunk(f"{whose} accepted by position".lstrip(), "faint")] if known else []
@@ -295,7 +294,7 @@ def bars_key(look: Look) -> str:
 
 
 def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row]:
-    """Return the row of a drafting lane's rounds, with its and plain decoding's rates; none without room or rounds."""
+    """Return the row of a drafting lane's rounds, with its and plain decoding's rates; empty without room or rounds."""
     name, rounds = drafting
     head = f"{name} accepted "
     speeds = _speeds(rounds, plain, look)
@@ -316,24 +315,24 @@ def timeline(drafting: TimeLine, plain: TimeLine | None, look: Look) -> list[Row
 def _speeds(rounds: Sequence[Round], plain: TimeLine | None, look: Look) -> list[Piece]:
     """Return the rates of the lane and of plain decoding, on one scale of time and one of height."""
     lines = [("tok/s", rounds, "accent"), *([] if plain is None else [(*plain, "plain")])]
-    if not (longest := max(sum(each.seconds for each in some) for _, some, _ in lines)):
+    if not (longest := max(sum(each.seconds for each in series) for _, series, _ in lines)):
         return []
     span = longest / max(1, look.width // _SPANS)
-    values = [rates(some, span) for _, some, _ in lines]
-    most = max(max(some, default=0.0) for some in values)
+    values = [rates(series, span) for _, series, _ in lines]
+    peak = max(max(line, default=0.0) for line in values)
     levels = look.glyph("levels") or _DIGITS
     pieces: list[Piece] = []
-    for (name, _, role), some in zip(lines, values, strict=True):
-        heights = (round(value / most * (len(levels) - 1)) for value in some)
+    for (name, _, role), line in zip(lines, values, strict=True):
+        heights = (round(value / peak * (len(levels) - 1)) for value in line)
         pieces += [(f"  {name} ", "faint"), ("".join(levels[height] for height in heights), role)]
-    return [*pieces, (f"  peak {most:.0f}", "faint")]
+    return [*pieces, (f"  peak {peak:.0f}", "faint")]
 
 
 # -- the texts in panes -----------------------------------------------------------------------------
 
 Layout = Literal["auto", "side", "stack", "trace"]
 
-SIDE_FROM = 80  # columns from which two panes stand side by side by themselves
+SIDE_FROM = 80  # columns from which the layout "auto" puts two panes side by side
 _MARKS = {
     **{"target": ("{+", "+}"), "bonus": ("{*", "*}"), "rejected": ("[-", "-]"), "discarded": ("[~", "~]")},
     **{"forced": ("{!", "!}"), "differs": ("{#", "#}")},
@@ -341,8 +340,8 @@ _MARKS = {
 _WORDS = re.compile(r"(\s*)(.*?)(\s*)", re.DOTALL)
 
 
-def _off_record(text: str, look: Look) -> str:
-    """Return rejected or discarded text with a symbol for each line break, so that it adds no line to the answer."""
+def _on_one_line(text: str, look: Look) -> str:
+    """Return text with a symbol for each line break: drafts that are not accepted must not add lines to the answer."""
     text = re.sub(r"\r?\n", lambda _: look.glyph("newline"), text)
     return text.replace(NO_TEXT, "<end>") if look.ascii else text
 
@@ -354,7 +353,7 @@ def _marked(text: str, role: str, marks: tuple[str, str], look: Look) -> list[Pi
         committed = role not in ("rejected", "discarded")
         if committed and "\n" not in text:
             return [(text, role)]  # wrapping could break marks around a lone space
-        shown = f"{before}{_off_record(text, look)}{after}"
+        shown = f"{before}{_on_one_line(text, look)}{after}"
         return [(shown, role), (text, role)] if committed else [(shown, role)]
     pieces: list[Piece] = []
     for index, line in enumerate(text.split("\n")):
@@ -373,21 +372,21 @@ def pieces_of(
     for span in spans:
         if span.kind == "discarded" and not show_discarded:
             continue
-        first, text = len(pieces), span.text if span.committed else _off_record(span.text, look)
+        first, text = len(pieces), span.text if span.committed else _on_one_line(span.text, look)
         by_source = tinted and span.kind == "accepted"
         if by_source and not look.color and span.source < len(names):
             pieces += _marked(text, span.kind, (f"{{{letter[span.source]}:", "}"), look)
         elif span.kind not in _MARKS:
             pieces.append((text, tint(span.source, "".join(names[span.source :][:1])) if by_source else span.kind))
         else:
-            pieces += _struck(text, span.kind) if look.color else _marked(text, span.kind, _MARKS[span.kind], look)
+            pieces += _styled(text, span.kind) if look.color else _marked(text, span.kind, _MARKS[span.kind], look)
         if span.dim:
             pieces[first:] = [(text, f"dim {role}") for text, role in pieces[first:]]
     return pieces
 
 
-def _struck(text: str, role: str) -> list[Piece]:
-    """Return text in a style, its leading spaces without it, so that they are not struck through or underlined."""
+def _styled(text: str, role: str) -> list[Piece]:
+    """Return text in a style but for its leading spaces, so that they are not struck through or underlined."""
     spaces = len(text) - len(text.lstrip(" "))
     return [(text[:spaces], "plain"), (text[spaces:], role)] if 0 < spaces < len(text) else [(text, role)]
 
@@ -434,7 +433,7 @@ class Pane(Drawn):
         return [*lines, *[()] * (height - len(lines))]
 
     def _heading(self, width: int) -> list[Piece]:
-        """Title and status as far as they fit; a status is shown whole or not at all."""
+        """Return the title as far as it fits, and the status if it fits whole."""
         title = fit(title_of(self.data.lane), width, self.look)
         status = f" {self.data.status}"
         return [(title, self._frame), *([(status, "faint")] if cell_len(title + status) <= width else [])]
@@ -484,7 +483,7 @@ class SideBySide(Drawn):
 
     @property
     def least(self) -> int:
-        """Rows to leave to the panes: four lines of text and a frame each, fewer on a low screen or for short texts."""
+        """The least rows for panes: a frame and four lines of text a group, fewer on low screens or for short texts."""
         height = self.look.height
         most = 6 if height is None else min(6, max(2, height // (2 * max(1, len(self.groups)))))
         return sum(min(need, most) for need in self.needs)

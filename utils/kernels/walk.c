@@ -6,13 +6,14 @@
 #include "internal.h"
 #include <math.h>
 
-enum { RIVALS = 256, NOISE = 256, KEPT = 4096 }; /* ids that may win a draw; logits at a time; ids that filters may leave */
+/* Capacities: ids that may win a draw; logits of a block; ids that filters may leave. */
+enum { RIVALS = 256, BLOCK = 256, KEPT = 4096 };
 static const uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 static const double NEAR = 1e-4;                 /* relative distance of two quotients that is left undecided */
 static const double ROUNDING = 4e-6;             /* a sum of probabilities in 32 bits may be off by less */
-static const float ABOVE_ALL = 1.0f - 0x1p-24f; /* no uniform number is larger, in 32 bits */
+static const float LARGEST_UNIFORM = 1.0f - 0x1p-24f; /* the largest float below 1 */
 
-/* A word of the stream before its last step, which leaves its upper 31 bits as they are. */
+/* Mix a word of the stream, but for the last step, which leaves the upper 31 bits as they are. */
 #define MIXED(word) \
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u; \
     word = (word ^ (word >> 27)) * 0x94D049BB133111EBu
@@ -26,7 +27,7 @@ static double uniform(uint64_t state, int64_t index) {
 
 typedef uint64_t Words __attribute__((vector_size(64)));
 
-/* The uniform numbers of these eight words and of the next eight, rounded down to multiples of 2^-31. */
+/* The uniform numbers of these eight words and of the next eight, rounded down to 31 bits, then to a float's 24. */
 static Reals from_below(Words first) {
     Words second = first + 8 * GOLDEN;
     MIXED(first);
@@ -35,20 +36,20 @@ static Reals from_below(Words first) {
     return __builtin_convertvector((Wholes)both, Reals) * 0x1p-31f;
 }
 
-static Reals nth(const float *x, int64_t at) { return load(x + at); }
+static Reals load_at(const float *x, int64_t at) { return load(x + at); }
 
-/* Find the `most` largest, of equal ones the first first. Ids that are missing are -1, as is the first id if a logit is
-   NaN or +inf. */
+/* Find the `most` largest logits, of equal ones the first id first. If fewer are above -inf, the other ids are -1; if a
+   logit is NaN or +inf, the first id is. */
 static void find_largest(Walk *w) {
     const int64_t last = w->most - 1;
     Wholes undefined = {0};
     for (int64_t at = 0; at < w->most; at++) w->ids[at] = -1, w->values[at] = -INFINITY;
-    for (int64_t start = 0; start < w->count; start += NOISE) {
-        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
-        Reals top = nth(w->logits, start);
+    for (int64_t start = 0; start < w->count; start += BLOCK) {
+        const int64_t end = w->count - start < BLOCK ? w->count : start + BLOCK;
+        Reals top = load_at(w->logits, start);
         undefined |= (Wholes)(top != top);
         for (int64_t at = start + WIDTH; at < end; at += WIDTH) {
-            Reals next = nth(w->logits, at);
+            Reals next = load_at(w->logits, at);
             undefined |= (Wholes)(next != next);
             top = larger(top, next);
         }
@@ -64,40 +65,40 @@ static void find_largest(Walk *w) {
     if (most_of((Bits)undefined) || w->values[0] == INFINITY) w->ids[0] = -1;
 }
 
-/* Σ e to the power of each logit less the largest, times `inverse`. */
+/* Σ exp((logit - largest) * inverse). */
 static float sum_of(const Walk *w, float inverse) {
     Reals top = splat(w->values[0]);
     double sum = 0.0;
-    for (int64_t start = 0; start < w->count; start += NOISE) {
-        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+    for (int64_t start = 0; start < w->count; start += BLOCK) {
+        const int64_t end = w->count - start < BLOCK ? w->count : start + BLOCK;
         Reals mass = splat(0.0f);
-        for (int64_t at = start; at < end; at += WIDTH) mass += exponential((nth(w->logits, at) - top) * inverse);
+        for (int64_t at = start; at < end; at += WIDTH) mass += exponential((load_at(w->logits, at) - top) * inverse);
         sum += (double)total(mass);
     }
     return (float)sum;
 }
 
 /* Sum up at the draw's temperature, and collect the `rivals`, which may win the race p / E. Most ids are excluded by
-   u < E < u / (1 - u) alone, with u known to 2^-31 from below. */
+   u < E < u / (1 - u) alone, with u from `least` to `least` + 2^-31; NEAR is wider than what floats round. */
 static void collect(Walk *w, int64_t *rivals) {
-    float weights[NOISE], least[NOISE];
+    float weights[BLOCK], least[BLOCK];
     Reals top = splat(w->values[0]), tempered = splat(0.0f);
     float best = 0.0f, bound = 0.0f;
     Words word = (Words){1, 2, 3, 4, 5, 6, 7, 8} * GOLDEN + w->state;
     w->rival_count = 0;
-    for (int64_t start = 0; start < w->count; start += NOISE) {
-        const int64_t size = w->count - start < NOISE ? w->count - start : NOISE;
+    for (int64_t start = 0; start < w->count; start += BLOCK) {
+        const int64_t size = w->count - start < BLOCK ? w->count - start : BLOCK;
         Wholes may_win = {0};
         for (int64_t at = 0; at < size; at += WIDTH, word += WIDTH * GOLDEN) {
-            Reals number = from_below(word), weight = exponential((nth(w->logits, start + at) - top) * w->inverse);
+            Reals number = from_below(word), weight = exponential((load_at(w->logits, start + at) - top) * w->inverse);
             tempered += weight;
             may_win |= (Wholes)(weight > number * bound);
             store(least + at, number), store(weights + at, weight);
         }
         if (!most_of((Bits)may_win)) continue;
         for (int64_t at = 0; at < size; at++) {
-            const float most = least[at] + 0x1p-31f, sure = weights[at] / most - weights[at];
-            best = sure > best ? sure : best;
+            const float upper = least[at] + 0x1p-31f, quotient = weights[at] / upper - weights[at]; /* or more */
+            best = quotient > best ? quotient : best;
         }
         bound = best * (float)(1 - NEAR);
         for (int64_t at = 0; at < size; at++)
@@ -106,16 +107,16 @@ static void collect(Walk *w, int64_t *rivals) {
     w->tempered = total(tempered);
 }
 
-/* Decide the race among the rivals: `drawn` is -1 if the first two are too near, or if `room` may have been too small. */
+/* Decide the race among the rivals: `drawn` is -1 if the first two are too near, or if all of `room` is taken. */
 static void decide(Walk *w, const int64_t *rivals, int64_t room) {
     double first = -1.0, second = -1.0;
     w->drawn = -1;
     for (int64_t at = 0; at < w->rival_count; at++) {
         const int64_t id = rivals[at];
         float noise = (float)uniform(w->state, id);
-        noise = noise < ABOVE_ALL ? noise : ABOVE_ALL;
-        const double less = (double)w->logits[id] - (double)w->values[0];
-        const double quotient = exp(less * (double)w->inverse) / -log1p(-(double)noise);
+        noise = noise < LARGEST_UNIFORM ? noise : LARGEST_UNIFORM;
+        const double below_largest = (double)w->logits[id] - (double)w->values[0];
+        const double quotient = exp(below_largest * (double)w->inverse) / -log1p(-(double)noise);
         if (quotient > first)
             second = first, first = quotient, w->drawn = id;
         else if (quotient > second)
@@ -127,42 +128,42 @@ static void decide(Walk *w, const int64_t *rivals, int64_t room) {
 typedef struct {
     float logit;
     int32_t id;
-} Place;
+} Entry;
 
 /* Whether a is before b: the largest logit first, and the first of equal ones. */
-static int before(Place a, Place b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
+static int before(Entry a, Entry b) { return a.logit > b.logit || (a.logit == b.logit && a.id < b.id); }
 
-/* Let an entry of a heap sink to its level. On top is the entry before all others, or with `last` the last one. */
-static void sink(Place *heap, int64_t count, int64_t at, int last) {
+/* Sift an entry of a heap down. On top is the entry before all others, or with `last` the one after all others. */
+static void sink(Entry *heap, int64_t count, int64_t at, int last) {
     for (int64_t child = 2 * at + 1; child < count; at = child, child = 2 * at + 1) {
         if (child + 1 < count && before(heap[child + 1], heap[child]) != last) child++;
         if (before(heap[at], heap[child]) != last) return;
-        const Place above = heap[at];
+        const Entry above = heap[at];
         heap[at] = heap[child], heap[child] = above;
     }
 }
 
 /* Whether a logit in the block from `start` on is at least `floor`. */
 static int reaches(const Walk *w, int64_t start, int64_t end, float floor) {
-    Reals top = nth(w->logits, start);
-    for (int64_t at = start + WIDTH; at < end; at += WIDTH) top = larger(top, nth(w->logits, at));
+    Reals top = load_at(w->logits, start);
+    for (int64_t at = start + WIDTH; at < end; at += WIDTH) top = larger(top, load_at(w->logits, at));
     return largest(top) >= floor;
 }
 
-/* The top_k-th logit in this order. */
-static float least_of_best(const Walk *w, Place *heap) {
+/* The top_k-th largest logit. */
+static float top_k_floor(const Walk *w, Entry *heap) {
     int64_t have = 0;
-    for (int64_t start = 0; start < w->count; start += NOISE) {
-        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+    for (int64_t start = 0; start < w->count; start += BLOCK) {
+        const int64_t end = w->count - start < BLOCK ? w->count : start + BLOCK;
         if (have == w->top_k && !reaches(w, start, end, heap[0].logit)) continue;
         for (int64_t id = start; id < end; id++) {
-            const Place place = {w->logits[id], (int32_t)id};
+            const Entry entry = {w->logits[id], (int32_t)id};
             if (have < w->top_k) {
-                heap[have++] = place;
+                heap[have++] = entry;
                 if (have == w->top_k)
                     for (int64_t at = have / 2; at-- > 0;) sink(heap, have, at, 1);
-            } else if (before(place, heap[0])) {
-                heap[0] = place;
+            } else if (before(entry, heap[0])) {
+                heap[0] = entry;
                 sink(heap, have, 0, 1);
             }
         }
@@ -171,63 +172,64 @@ static float least_of_best(const Walk *w, Place *heap) {
 }
 
 /* Collect the ids with logits of at least `floor`; return how many, -1 if more than KEPT. */
-static int64_t ids_from(const Walk *w, float floor, Place *found) {
+static int64_t ids_from(const Walk *w, float floor, Entry *entries) {
     int64_t have = 0;
-    for (int64_t start = 0; start < w->count; start += NOISE) {
-        const int64_t end = w->count - start < NOISE ? w->count : start + NOISE;
+    for (int64_t start = 0; start < w->count; start += BLOCK) {
+        const int64_t end = w->count - start < BLOCK ? w->count : start + BLOCK;
         if (!reaches(w, start, end, floor)) continue;
         for (int64_t id = start; id < end; id++) {
             if (w->logits[id] < floor) continue;
             if (have == KEPT) return -1;
-            found[have++] = (Place){w->logits[id], (int32_t)id};
+            entries[have++] = (Entry){w->logits[id], (int32_t)id};
         }
     }
     return have;
 }
 
-static double weight_of(const Walk *w, Place place) {
-    return exp(((double)place.logit - (double)w->values[0]) * (double)w->inverse);
+static double weight_of(const Walk *w, Entry entry) {
+    return exp(((double)entry.logit - (double)w->values[0]) * (double)w->inverse);
 }
 
-/* The logit of an id with this share of the largest one's probability, or a little less. */
+/* The logit of an id with `share` times the largest probability, or a little less. */
 static float logit_of(const Walk *w, double share) {
     return (float)((double)w->values[0] + log(share) / (double)w->inverse) - 1e-3f;
 }
 
 /* Collect the ids that the filters can leave, as a heap with the likeliest on top, and in `sum` the weight of the ids
-   to which top-p applies; return how many, -1 if more than KEPT. */
-static int64_t candidates(const Walk *w, Place *found, double *sum) {
+   to which top-p applies (1 under min-p alone); return how many, -1 if more than KEPT. */
+static int64_t candidates(const Walk *w, Entry *entries, double *sum) {
     int64_t count;
     if (w->top_k > 0 && w->top_k < w->count) {
         if (w->top_k > KEPT) return -1;
-        count = ids_from(w, least_of_best(w, found), found);
+        count = ids_from(w, top_k_floor(w, entries), entries);
         *sum = 0.0;
-        for (int64_t at = 0; at < count; at++) *sum += weight_of(w, found[at]);
+        for (int64_t at = 0; at < count; at++) *sum += weight_of(w, entries[at]);
     } else if (w->top_p > 0) {
         const double rest = 1 - (double)w->top_p;
-        double mass, least = rest / 64; /* as few as have the mass: all below rest / count have less than rest */
+        /* `least` is lowered until the ids have the mass; all those below rest / count have less than rest. */
+        double mass, least = rest / 64;
         *sum = (double)sum_of(w, w->inverse);
         do {
-            count = ids_from(w, logit_of(w, least * *sum), found), mass = 0.0;
-            for (int64_t at = 0; at < count; at++) mass += weight_of(w, found[at]);
+            count = ids_from(w, logit_of(w, least * *sum), entries), mass = 0.0;
+            for (int64_t at = 0; at < count; at++) mass += weight_of(w, entries[at]);
         } while (count >= 0 && mass < (1 - rest + 2 * ROUNDING) * *sum && least > rest / (double)w->count && (least /= 16));
     } else {
-        count = ids_from(w, logit_of(w, (double)w->min_p), found), *sum = 1.0;
+        count = ids_from(w, logit_of(w, (double)w->min_p), entries), *sum = 1.0;
     }
-    for (int64_t at = count / 2; at-- > 0;) sink(found, count, at, 0);
+    for (int64_t at = count / 2; at-- > 0;) sink(entries, count, at, 0);
     return count;
 }
 
-/* The draw among the ids that top-k, then top-p, then min-p leave (utils/logits_processors.py). Undecided (-1) where
-   rounding decides whether the winner is left, or the first 5 digits of their weight, and where more than KEPT are
+/* The draw among the ids that top-k, then top-p, then min-p leave (utils/logits_processors.py). Undecided (-1) if
+   rounding decides whether the winner is left, or whether ids with 1e-5 of the weight are; and if KEPT or more may be
    left. */
 static void draw_filtered(Walk *w) {
-    Place found[KEPT];
+    Entry entries[KEPT];
     int64_t left[KEPT], kept = 0, sure = KEPT;
     double sum, mass = 0.0, unsure = 0.0;
     w->drawn = -1, w->kept = -1;
-    for (int64_t count = candidates(w, found, &sum); count > 0; sink(found, count, 0, 0), kept++) {
-        const double weight = weight_of(w, found[0]);
+    for (int64_t count = candidates(w, entries, &sum); count > 0; sink(entries, count, 0, 0), kept++) {
+        const double weight = weight_of(w, entries[0]);
         const double over = w->top_p > 0 ? mass / sum - (double)w->top_p : -1.0;
         const double under = w->min_p > 0 ? 1 - weight / (double)w->min_p : -1.0;
         if (over >= ROUNDING || under >= ROUNDING) break;
@@ -235,8 +237,8 @@ static void draw_filtered(Walk *w) {
             sure = kept < sure ? kept : sure, unsure += weight;
             if (unsure > 1e-5 * sum) return;
         }
-        left[kept] = found[0].id, mass += weight;
-        found[0] = found[--count];
+        left[kept] = entries[0].id, mass += weight;
+        entries[0] = entries[--count];
     }
     if (!kept) return;
     w->tempered = (float)mass, w->rival_count = w->kept = kept;
@@ -245,7 +247,7 @@ static void draw_filtered(Walk *w) {
         if (left[at] == w->drawn) w->drawn = -1;
 }
 
-/* The facts that a draw needs: the largest, and the winner of the race where one is drawn. */
+/* Find the largest logits and the id that is drawn: the winner of the race, or without `draws` the largest. */
 static void draw(Walk *w) {
     find_largest(w);
     w->drawn = w->ids[0];

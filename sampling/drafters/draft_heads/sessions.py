@@ -1,8 +1,8 @@
 """Sessions of draft heads that read their target's session, and of models that draft a block in one pass.
 
 The states that such a draft head computes at a position depend on how many tokens its target had read. A position is
-*final* if it was computed with all states that it may ever read; the others (drafted ones) are kept until the target
-has read more and are then computed again. Knows no kind of draft head.
+*final* if it was computed with all states that it can ever read; the others (drafted ones) are kept until the target
+has read more, then computed again. Knows no kind of draft head.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,17 +32,17 @@ class FollowingSession(CausalSession):
 
     def _reset(self, rows: int) -> None:
         super()._reset(rows)
-        self._views = [0] * rows  # tokens of the target that each row's last pass saw
+        self._views = [0] * rows  # the target's cached tokens at each row's last pass
 
     def final_positions(self, view: int) -> int:
-        """Return how many leading positions are final if they were computed while the target held `view` tokens.
+        """Return how many leading positions are final if they were computed while the target had cached `view` tokens.
 
         By default position p reads state p − 1, which the target has if p ≤ view.
         """
         return view + 1
 
     def rollback(self, rows: Rows) -> list[int]:
-        """Roll back as :class:`CausalSession` does; drop positions that are not final if the target has read more."""
+        """Roll back as :class:`CausalSession` does; drop positions not final if the target's cache has changed."""
         self._settle()
         for tokens, view, held in zip(self._tokens, self._views, self.target.held(), strict=True):
             if view != held:
@@ -63,7 +63,7 @@ class BlockCausalSession(CausalSession):
 
     @property
     def by_path(self) -> bool:
-        """Return whether a draft's logits depend on the drafts before it."""
+        """Whether a draft's logits depend on the drafts before it."""
         return False
 
     def draftable(self, length: int) -> int | None:
@@ -74,14 +74,14 @@ class BlockCausalSession(CausalSession):
         return count - 1
 
     def draft_block(self, rows: Rows, count: int) -> None:
-        """Run the pass after each row; :meth:`logits_after` returns its distributions after a row and drafts."""
+        """Run the pass for `count` drafts after each row; :meth:`logits_after` returns its logits."""
         block = [[self.lm.mask_token_id] * self.mask_tokens(count) for _ in rows]
         undrafted = 1 + self.mask_tokens(self.lm.block) - self.lm.block  # leading rows that yield no draft
         self.logits = self.score_reduced(rows, Draft.of(block))[:, undrafted:]
         self._settle([[] for _ in rows])
 
     def logits_after(self, places: list[int], paths: Rows) -> Tensor:
-        """Return [M, n] logits after M paths of one length, each the last token and drafts of a row in `places`."""
+        """Return [M, n] logits after M paths of one length: a row's last token, then drafts. `places`: their rows."""
         if len({*places}) == 1:
             return self.logits[places[0], len(paths[0]) - 1].expand(len(places), -1)
         return self.logits[put(places, self.logits.device), len(paths[0]) - 1]
@@ -91,14 +91,14 @@ class BlockCausalSession(CausalSession):
         return None
 
 
-HeadParts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # a network, a session
+HeadParts = tuple[Callable[[DraftHead], StudentNetwork], Callable[..., FollowingSession]]  # make network and session
 
 
 class FollowingLM(CausalLM):
-    """A draft head that reads its target, as an LM; a base of its kinds. `vocab_size` as in :class:`CausalLM`.
+    """A base for draft heads that read their target, as LMs. `vocab_size` as in :class:`CausalLM`.
 
-    `parts`: its kinds, each with its network and its session. `keeps`: whether its sessions keep the head's own states;
-    None: as `open` is called with `hidden`. UserError for a draft head of another kind.
+    `parts`: the kinds that it takes, each with its network and session; UserError for another. `keeps`: whether its
+    sessions keep the head's own states; None: `open` decides by `hidden`.
     """
 
     parts: Mapping[str, HeadParts] = {}
@@ -119,13 +119,13 @@ class FollowingLM(CausalLM):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Return the states of its target that it reads."""
+        """The states of its target that it reads."""
         return states_of(self.reads_hidden)
 
     def open(
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> FollowingSession:
-        """Open a session beside `target`; it takes over the cache of `previous`, which must not be used again.
+        """Open a session beside `target`, with the cache of `previous` if that fits; `previous` must not be used again.
 
         UserError if the target has no readable cache, or does not keep the hidden states that the head reads.
         """

@@ -2,7 +2,7 @@
 the target held likely earlier.
 
 A match follows the last tokens of a path to where they occurred before, in the prompt or in the answer. Tables know
-what followed a context in the text that they were counted from. Finished answers are looked up by their suffixes
+what followed a context in the text that they were counted from. Finished answers are searched for the row's last tokens
 (SuffixDecoding; sampling/drafters/tables/suffix.py). Recalled tokens are those that the target held likely after the
 same one or two tokens earlier in this answer: a pass computes the distribution at every position, of which decoding
 keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None of them runs a model.
@@ -25,14 +25,14 @@ from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
 from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels
 
-LONGEST = 5  # tokens of a match
-# By tokens of a match: how often it held on recorded answers that were in no table.
+LONGEST = 5  # most tokens of a match
+# By tokens of a match: how often the token after it was right, on recorded answers from which no table was counted.
 CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
-# By tokens of context: share of a recalled token's earlier probability that it has now (docs/notes.md,
+# By tokens of context: the factor from a recalled token's earlier probability to its present one (docs/notes/tables.md,
 # "Distributions recalled").
 SHARES = {2: 0.6, 1: 0.3}
-COUNTED = 0.5  # trust in counted and recalled tokens, beside a match or a model (docs/notes.md)
-CHOICES = 4  # tokens kept of one context
+COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
+CHOICES = 4  # likeliest tokens kept for a context
 
 
 class TextSoFar:
@@ -43,15 +43,15 @@ class TextSoFar:
         self.tokens = array("q")
 
     def follow(self, row: list[int]) -> None:
-        """Make these the tokens of `row`."""
+        """Hold the tokens of `row` from now on."""
         known = common_prefix(self._row, row)
         del self._row[known:], self.tokens[known:]
         self._row += row[known:]
         self.tokens.extend(row[known:])
 
     def matches(self, tail: list[int]) -> list[tuple[int, int]]:
-        """Return (size, token after it) of the last occurrence of each suffix of `tail` before the row's end, the
-        longest first."""
+        """Return (size, token after it) of the last earlier occurrence of each suffix of `tail` that has one, the
+        longest first; suffixes have up to LONGEST tokens."""
         size, matches = self.tokens.itemsize, list[tuple[int, int]]()
         text = self.tokens.tobytes()[:-size]
         for count in range(1, min(LONGEST, len(tail)) + 1):
@@ -66,7 +66,7 @@ class TextSoFar:
 
 
 class Matches(Source):
-    """Offers the token that followed the last time, for each length of the match."""
+    """Offers, for each length of a match, the token after its last occurrence."""
 
     name = "match"
     reach = LONGEST
@@ -91,7 +91,7 @@ class Matches(Source):
 
 
 class Tables(Source):
-    """Offers the likeliest tokens after each known context, the longest first."""
+    """Offers the likeliest tokens after each known context, the longest first. `longest`: most tokens of context."""
 
     name = "tables"
     trust = COUNTED
@@ -122,7 +122,7 @@ class Earlier(Source):
 
 
 class Recalled(Source):
-    """Offers what the target held likely after the same one or two tokens in this answer. Follows one row."""
+    """Offers what the target held likely after the same one or two tokens in this answer. For one row."""
 
     name = "recalled"
     trust = COUNTED
@@ -130,27 +130,27 @@ class Recalled(Source):
 
     def __init__(self) -> None:
         self._after: dict[tuple[int, ...], list[Offer]] = {}
-        self._certain = False  # whether nothing is to learn: the target decodes greedily, or under a constraint
+        self._learns = True  # not when the target decodes greedily or under a constraint
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
         self._after = {}
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        self._certain = sampler.greedy or sampler.constraint is not None
+        self._learns = not (sampler.greedy or sampler.constraint is not None)
 
     def offers(self, node: Node) -> list[Offer]:
         return [offer for size in SHARES for offer in self._after.get(tuple(node.tail[-size:]), ())]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
-        if len(texts) != 1 or self._certain:
+        if len(texts) != 1 or not self._learns:
             return
         likely = likeliest_tokens(verdict, [-1, *paths[0]])
         self.learn([*texts[0][-2:], *draft.trees[0].path_tokens(paths[0])], likely)
 
     def learn(self, row: list[int], likely: Sequence[Sequence[Offer]]) -> None:
-        """Keep the likeliest ids and their probabilities after each of the last tokens of `row`.
+        """Keep the likeliest ids after each of the last tokens of `row`, their probabilities scaled by SHARES.
 
-        A distribution with one possible token adds nothing to the text.
+        Distributions with one possible token are skipped: that token is in the text, where matches find it.
         """
         for end, offers in enumerate(likely, start=len(row) - len(likely) + 1):
             if offers[0][1] == 1:
@@ -171,7 +171,7 @@ def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
 
 class CompiledLookUps:
     """Looks up matches and tables after a node by one compiled call (utils/kernels/lookup.c) and adds other offers; the
-    candidates are those of :meth:`Proposer.look_up`. `number` returns the number of a source."""
+    candidates are those of :meth:`Proposer.look_up`. `number` returns the index of a source."""
 
     def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
         self._matches, self._record = matches, Offers()
@@ -206,19 +206,19 @@ class CompiledLookUps:
         kernels().find_offers(self._address)
         filled = slice(record.found)
         each = zip(tokens[filled], sources[filled], p[filled], probs[filled], strict=True)
-        return list(map(tuple.__new__, repeat(Candidate), each))  # as Candidate._make, in C
+        return list(map(tuple.__new__, repeat(Candidate), each))  # Candidate._make without Python code for each
 
 
 class LookupDrafter(Proposer):
     """A drafter of matches, tables, recalled tokens and finished answers, with or without a model.
 
     Args:
-        tables: None: no tables.
+        tables: the n-gram tables, if any.
         matches: whether to match in the conversation.
-        recall: whether to offer recalled tokens, in trees.
-        finished: the finished answers; None: no such look-up.
-        model: a source that runs a model.
-        proposer: further arguments of :class:`sampling.drafters.proposal.Proposer`.
+        recall: whether to offer recalled tokens.
+        finished: the index of finished answers, if any.
+        model: a source that runs a model, if any.
+        least, proposer: arguments of :class:`sampling.drafters.proposal.Proposer`.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class LookupDrafter(Proposer):
         least: float = MIN_PATH,
         **proposer: Any,
     ) -> None:
-        # After one or two tokens a model knows better than finished answers (docs/notes/tables.md).
+        # Contexts of two tokens help only without a model (docs/notes/tables.md).
         sources = [
             Matches() if matches else None,
             None if tables is None else Tables(tables),
@@ -256,8 +256,8 @@ class LookupDrafter(Proposer):
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build the look-ups of a word: `tables`, `static`, `match`, or `suffix`, which is `match` in finished answers too;
-    of `a+b` those of the first word beside the draft head or model of the second."""
+    """Build the drafter of a word: `tables`, `static`, `match`, or `suffix`, which is `match` in finished answers too;
+    `a+b` has the look-ups of the first word and the draft head or model of the second."""
     first, _, second = request.word.partition("+")
     tree = request.expand in ("joint", "dynamic")
     head: Any = pair.build(DraftRequest(second, request.settings)) if second else None
