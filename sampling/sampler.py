@@ -195,7 +195,7 @@ class KeyedSampler(Sampler):
 
 def _raced(probs: Tensor, noise: Tensor) -> Tensor:
     """Return p / E, with E the exponential numbers made of `noise`, uniform numbers in float64 of the same shape."""
-    noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps)
+    noise = noise.to(probs.dtype).clamp_(max=1 - torch.finfo(probs.dtype).eps / 2)  # below 1
     return torch.div(probs, noise.neg_().log1p_().neg_(), out=noise)
 
 

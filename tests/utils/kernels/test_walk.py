@@ -1,6 +1,8 @@
 """What saves a round time once the kernels are loaded: layers rounded to 8 bits, and the walk that finds a race's few
 possible winners. Against what they stand for."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,17 @@ def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
         logits[7], logits[9] = 0.0, float((noise[9] / noise[7]).log()) + off  # p / E of both alike but for this
         drawn = walks.walk(logits.data_ptr(), len(logits), 2, *sampler.noise_states(0, 0, 1), 1.0).drawn
         assert drawn == (9 if decided else -1)
+
+
+def test_the_walk_and_the_sampler_agree_on_a_uniform_number_next_to_one() -> None:
+    sampler, logits = KeyedSampler(LogitsProcessor(1.0), seed=5), torch.full((1, 4112), -50.0)
+    u = drawing.uniforms([drawing.stream_key(5, 1, 0, 5007)], 4112, torch.device("cpu"))[0]
+    assert 1 - 2**-24 < u[603] < 1, "this place was looked for"
+    # Its E is 24 ln 2 in 32 bits, which gives this id less than the other has; 23 ln 2 would give it more.
+    logits[0, 603], logits[0, 7] = 0.0, float((-torch.log1p(-u[7]) / (23.5 * math.log(2))).log())
+    walked = verify(logits[None], Draft.empty(1), [[1]], [(0, 5007)], sampler, Rule.POINT).token
+    raced = sampler.draw(sampler.probs(logits, []), torch.tensor([[0, 5007]])).tolist()
+    assert walked == raced == [7]
 
 
 FILTERS: list[dict[str, float]] = [
