@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from app.settings.table import Settings
@@ -344,19 +344,14 @@ class Conversation:
 
     def _without_headers(self, ids: list[int]) -> list[tuple[list[int], bool, bool]]:
         """Return each channel's ids without its header (`<|channel|>analysis<|message|>`), with whether the channel is
-        thinking, and whether it is closed.
-
-        If the prompt holds the first header's beginning, the ids before that header's end belong to it.
-        """
+        thinking, and whether it is closed."""
         begins, ends, closes = self._header_marks()
-        opening = self._encode(self._fields["thinking"]["open"]) if "thinking" in self._fields and ends else []
+        opening = self._thinking_header() if ends else []
         parts: list[tuple[list[int], bool, bool]] = [([], False, False)]
         header: list[int] | None = None
-        for token in ids:
+        for token in [*self._begun_header, *ids]:
             if token in ends:
-                if header is None:
-                    header, parts = parts[0][0], []
-                parts.append(([], [*header, token][-len(opening) :] == opening, False))
+                parts.append(([], [*(header or []), token][-len(opening) :] == opening, False))
                 header = None
             elif header is not None or token in begins:
                 header = [*(header or []), token]
@@ -365,6 +360,20 @@ class Conversation:
             else:
                 parts[-1][0].append(token)
         return parts
+
+    @cached_property
+    def _begun_header(self) -> list[int]:
+        """The ids at a prompt's end with which a channel's header begins, or the whole header; often none."""
+        if not (opening := self._thinking_header()):
+            return []
+        ids = self._encode(self.template.render("", _messages([], "")))
+        begins = [at for at, token in enumerate(ids) if token == opening[0]]
+        open_ = bool(begins) and self._header_marks()[2].isdisjoint(ids[begins[-1] :])
+        return ids[begins[-1] :] if open_ else []
+
+    def _thinking_header(self) -> list[int]:
+        """Return the ids of the header of the channel of thinking; none if the model has no such channel."""
+        return self._encode(self._fields["thinking"]["open"]) if "thinking" in self._fields else []
 
     @property
     def _fields(self) -> Json:

@@ -56,7 +56,13 @@ class AnswerWriter:
             self._write(self._decode(self._ids).rstrip("\ufffd"))
 
     def finish(self, text: str) -> None:
-        """Write the rest of the answer, whose whole text is `text`, and a newline unless it ends with one."""
+        """Write the rest of the answer, whose whole text is `text`, and a newline unless it ends with one.
+
+        A text that does not begin with what was written, as of a malformed channel, is written whole on a new line.
+        """
+        if not text.startswith(self._written):
+            self._stream.write("\n")
+            self._written = ""
         self._write(text)
         self._write(self._written + "\n" * (not self._written.endswith("\n")))
 

@@ -171,12 +171,21 @@ def test_channels_that_are_still_written_show_no_marks(written: str, shown: str)
     assert chat.text(ids(chat, marked(written))) == shown
 
 
-def test_an_answer_written_as_it_comes_is_its_channels_alone() -> None:
-    chat, stream = conversation(marked(HARMONY), SCHEMA), io.StringIO()
+@pytest.mark.parametrize("begun", ["", "CHANNEL", "CHANNELanalysis", "CHANNELanalysisMESSAGE"])
+def test_an_answer_written_as_it_comes_is_its_channels_alone(begun: str) -> None:
+    template = HARMONY.replace("STARTassistant{% endif", f"STARTassistant{begun}{{% endif")
+    chat, stream = conversation(marked(template), SCHEMA), io.StringIO()
     writer = AnswerWriter(stream, chat.text)
-    answer = [*ids(chat, marked("CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour")), STOP]
+    written = "CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfour".removeprefix(begun)
+    answer = [*ids(chat, marked(written)), STOP]
     for token in answer:
         writer.feed(SimpleNamespace(emitted=[token]))  # type: ignore[arg-type]
     writer.finish(chat.text(answer))
     assert stream.getvalue() == "<think>add them</think>\n\nfour\n"
+
+
+def test_what_a_header_lacks_takes_nothing_from_an_answer() -> None:
+    chat = conversation(marked(HARMONY), SCHEMA)
+    written = "CHANNELanalysisMESSAGEadd themOVERSTARTassistantCHANNELfinalMESSAGEfouMESSAGEr"
+    assert chat.text(ids(chat, marked(written))) == "<think>add them</think>\n\nfou\n\nr"
     assert conversation(marked(HARMONY), SCHEMA).text([*ids(chat, "no channel"), STOP]) == "no channel"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -188,6 +189,14 @@ def test_an_answer_that_ends_its_line_gets_no_second_newline() -> None:
     stream = Pieces()
     AnswerWriter(stream, lambda ids: "").finish("done\n")
     assert stream.getvalue() == "done\n"
+
+
+def test_a_text_that_becomes_another_is_written_whole() -> None:
+    stream = Pieces()
+    writer = AnswerWriter(stream, lambda ids: "begun")
+    writer.feed(SimpleNamespace(emitted=(1,)))  # type: ignore[arg-type]
+    writer.finish("<think>begun</think>")
+    assert stream.getvalue() == "begun\n<think>begun</think>\n"
 
 
 def test_a_terminal_gets_no_control_characters_and_a_pipe_gets_all() -> None:
