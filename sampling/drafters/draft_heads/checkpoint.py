@@ -300,7 +300,7 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, HEAD_KINDS),
-        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, HEAD_KINDS.keys() - {"plain"}),
+        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, {*HEAD_KINDS} - {"plain"}),
         ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
         ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
