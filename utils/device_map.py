@@ -16,7 +16,6 @@ from utils.objects import HfConfig, HfModel
 
 USED = 0.9  # share of the free memory; passes need the rest
 COPIED = ("cpu", "disk")  # layers there are copied to a faster device
-_DISK = 1 << 50  # bytes: no bound
 Out = TypeVar("Out")
 WARM = 2  # calls of a function before it is recorded, in which libraries do their one-time setup
 Device = int | str  # a GPU by its number
@@ -32,7 +31,7 @@ def room_of(device: torch.device) -> dict[Device, int]:
     return {
         **{index: int(USED * torch.cuda.mem_get_info(index)[0]) for index in gpus},
         **({"mps": memory} if device.type == "mps" else {}),
-        **{"cpu": memory, "disk": _DISK},
+        **{"cpu": memory, "disk": 1 << 50},  # no bound
     }
 
 

@@ -54,6 +54,11 @@ def whole(name: str, value: object, least: int, allowed: str) -> int:
     return int(value)
 
 
+def is_count(value: object, least: int = 0) -> bool:
+    """Return whether a value is an int from `least` on, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 def shown(value: object) -> str:
     """Return a value for an error message: short, on one line."""
     text = " ".join(repr(value).split())

@@ -6,13 +6,11 @@ Where the form allows a single text, only the tokens into which the tokenizer sp
 sampling.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +22,7 @@ from utils.errors import UsageError, UserError, did_you_mean
 from utils.files import object_in, read_text
 from utils.objects import HfTokenizer, Json
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-LAYOUT: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+LAYOUT: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # map names to schemas
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")  # hold lists of schemas
 _ONES = (  # hold one schema
@@ -148,7 +143,7 @@ class GrammarState:
             )
         return self._masks[key]
 
-    def after(self, token: int) -> GrammarState | None:
+    def after(self, token: int) -> "GrammarState | None":
         """Return the state after one more token; None if it ends the answer or cannot follow. UserError as
         `refused`."""
         if token not in self._after:

@@ -31,10 +31,9 @@ HOTTEST = 1 / COLDEST  # the highest temperature by which logits are divided
 MANY = 4096  # in a larger vocabulary, on a CPU, filters see only the ids that they can keep
 ROUNDING = 1e-6  # a sum of probabilities may be off by less
 
-
+# Amounts that are added to the scores of ids. A key is an id, or a tuple of ids, whose last gets the amount after the
+# others, as in transformers' `sequence_bias`. −∞ bans.
 Bias = Mapping[Any, float]
-"""Amounts that are added to the scores of ids. A key is an id, or a tuple of ids, whose last gets the amount after the
-others, as in transformers' `sequence_bias`. −∞ bans."""
 
 
 # -- what each number does --------------------------------------------------------------------------
@@ -469,7 +468,7 @@ class MinPProcessor(LogitsProcessor):
         super().__init__(temperature=temperature, min_p=min_p, **rules)
 
 
-PROCESSORS: Mapping[str, tuple[str, ...]] = {
+PROCESSORS: Mapping[str, tuple[str, ...]] = {  # by their names: the numbers of ARGUMENTS that each takes
     "greedy": (),
     "multinomial": ("temperature",),
     "top_k": ("temperature", "top_k"),
@@ -477,7 +476,6 @@ PROCESSORS: Mapping[str, tuple[str, ...]] = {
     "top_k_nucleus": ("temperature", "top_k", "top_p"),
     "min_p": ("temperature", "min_p"),
 }
-"""The named processors: the numbers of ARGUMENTS that each takes."""
 
 
 def make_processor(

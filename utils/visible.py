@@ -17,7 +17,6 @@ _UNSEEN = [
     *range(0xFFF9, 0xFFFC),
     *range(0xE0000, 0xE0080),  # tags
 ]
-_SURROGATES = range(0xD800, 0xE000)
 
 
 @cache
@@ -25,7 +24,7 @@ def _table(ascii_only: bool) -> dict[int, str]:
     """Return the replacements of the characters that a terminal would obey, or that are not seen."""
     table = {code: f"\\x{code:02x}" for code in _CONTROLS} | {code: f"\\u{code:04x}" for code in _DIRECTIONS}
     table |= dict.fromkeys(_UNSEEN, "") | dict.fromkeys((0xA0, 0x2028, 0x2029), " ")
-    table |= dict.fromkeys(_SURROGATES, "?" if ascii_only else "\ufffd")
+    table |= dict.fromkeys(range(0xD800, 0xE000), "?" if ascii_only else "\ufffd")  # surrogates
     return table | {
         code: f"^{chr(code ^ 0x40)}" if ascii_only else chr(0x2421 if code == 0x7F else 0x2400 + code)
         for code in (*range(0x09), *range(0x0B, 0x20), 0x7F)

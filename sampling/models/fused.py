@@ -6,8 +6,6 @@ depend on how much was drafted. The pass itself is utils/kernels/pass.c; its rec
 model's facts and weights, working memory and rows. Knows neither sessions nor sampling.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from array import array
@@ -340,7 +338,7 @@ class FusedCache:
             self._hold(self.keys.index_select(1, rows), self.values.index_select(1, rows))
 
     @outside_inference_mode
-    def fork(self) -> FusedCache:
+    def fork(self) -> "FusedCache":
         self.settle()
         twin = FusedCache(self.layers, self.heads, self.size, self.dtype)
         twin._hold(self.keys[:, : self.rows].clone(), self.values[:, : self.rows].clone())
@@ -407,7 +405,7 @@ class FusedNetwork:
             libc.malloc_trim(0)
 
     @property
-    def ragged(self) -> FusedNetwork:
+    def ragged(self) -> "FusedNetwork":
         """Return the network itself: rows may begin at different slots."""
         return self
 
@@ -428,7 +426,6 @@ class FusedNetwork:
         """Run as :class:`sampling.types.RaggedNetwork` says. `sequences` [B]: the rows of the cache that these are;
         None: all."""
         assert isinstance(cache, FusedCache)
-        assert cache.dtype == self.cache_dtype
         count, fed = ids.shape
         tokens, depths = ids.numpy().reshape(-1), positions.numpy()
         last = int(depths.max())
@@ -460,7 +457,6 @@ class FusedNetwork:
         `states` gives memory for the hidden states. Lists are faster than tensors of a few elements.
         """
         assert isinstance(cache, FusedCache)
-        assert cache.dtype == self.cache_dtype
         first, count = cache.length, len(new) + len(tree.tokens)
         end, last = first + len(new), self.vocab_size - 1
         fields, others = list[int](), list[int]()  # of each row, and the slots that nodes see after their first ones
@@ -510,6 +506,7 @@ class FusedNetwork:
         `sizes`: sequences B, rows fed of each, the last rows of each that get logits; `seen`: the most slots that a row
         sees; `last`: the last position.
         """
+        assert cache.dtype == self.cache_dtype
         count, fed, keep = sizes
         logits, record = torch.empty(count, keep, self._width), self._record.record
         record.states, record.states_row = None, len(wanted) * self._hidden

@@ -101,23 +101,23 @@ class LlamaNetwork:
         assert isinstance(cache, SlotCache)
         new = ids.shape[1]
         x = self._embed(ids)
-        rotation = self._rotation(positions, x.dtype)
+        cos, sin = angles_of(self._rotary, positions).to(x.dtype)[:, :, None].chunk(2, dim=-1)
         bias = causal_bias(new, cache.length, x) if mask is None else mask
         wanted, states = states_of(hidden), dict[int, Tensor]()
         for index, layer in enumerate(self._layers):
             if index in wanted:
                 states[index] = x
-            x = layer.mlp(layer.attend(x, rotation, bias, cache, index))
+            x = layer.mlp(layer.attend(x, (cos, sin), bias, cache, index))
         x = states[-1] = self._norm(x if -1 in wanted else x[:, new - keep :])
         kept = x[:, x.shape[1] - keep :].contiguous()  # else the head's weight would be copied for each row
         return self._head(kept), joined([states[state] for state in wanted]) if wanted else None
 
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and signed sin [B, T, 1, D] of the positions; the first half of sin is negative, see `rotate`."""
-        angle = positions[:, :, None, None].float() * self._rotary.inv_freq
-        cos, sin = angle.cos(), angle.sin()
-        cos, sin = (torch.cat(halves, dim=-1) * self._rotary.attention_scaling for halves in ((cos, cos), (-sin, sin)))
-        return cos.to(dtype), sin.to(dtype)
+
+def angles_of(rotary: HfModel, positions: Tensor) -> Tensor:
+    """Return cos and signed sin [..., 2D] of positions [...]; the first half of sin is negative, see `rotate`."""
+    angle = positions[..., None].float() * rotary.inv_freq
+    cos, sin = angle.cos(), angle.sin()
+    return cast(Tensor, torch.cat((cos, cos, -sin, sin), dim=-1) * rotary.attention_scaling)
 
 
 def causal_bias(new: int, cached: int, like: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sampling.models.cache import CrossCache, additive, places
 from sampling.types import DraftTree, Network, Rows
-from utils.errors import UserError
+from utils.errors import UserError, is_count
 from utils.loading.loaded import CONTEXTS, context_of
 from utils.objects import HfConfig, HfModel, Json
 
@@ -193,9 +193,8 @@ _WINDOWS = re.compile(  # names of the lengths of windows
     r"sliding_window(_size)?|window_size|attention_chunk_size|local_attention(_window_len)?|attention_window"
     r"|(keep|local)_window_size|local_radius|floor_scale|log_scaling_n_floor|rel_extent|index_topk|index_block_size"
 )
-# Numbers of layers, from the first or from the last, that are of another kind.
+# Numbers of layers, from the first on, that are of another kind. `num_kv_shared_layers` counts from the last one.
 _FROM_BELOW = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-_FROM_ABOVE = ("num_kv_shared_layers",)
 _NOT_SIZES = ("label2id", "id2label", "quantization_config")
 
 
@@ -225,20 +224,15 @@ def small(config: HfConfig, narrow: bool = True) -> HfConfig:
     Raises whatever transformers raises for a configuration that it does not take.
     """
     sizes = _small(config.to_dict(), windows(config), narrow)
-    for name in ("quantization_config", "transformers_version"):
-        sizes.pop(name, None)
-    return type(config).from_dict(sizes)
+    left_out = ("quantization_config", "transformers_version")
+    return type(config).from_dict({name: size for name, size in sizes.items() if name not in left_out})
 
 
 def windows(config: HfConfig) -> list[int]:
     """The lengths of windows in tokens, within its context, in which a model of `config` looks back."""
     text = config.get_text_config(decoder=True)
-    sizes = {size for name, size in text.to_dict().items() if _WINDOWS.fullmatch(name) and _counts(size)}
+    sizes = {size for name, size in text.to_dict().items() if _WINDOWS.fullmatch(name) and is_count(size, 1)}
     return [size for size in sizes if size < context_of(text)]
-
-
-def _counts(size: Any) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size > 0
 
 
 def _small(sizes: Json, short: list[int], narrow: bool) -> Json:
@@ -252,7 +246,7 @@ def _small(sizes: Json, short: list[int], narrow: bool) -> Json:
         elif narrow and _INNER.fullmatch(name):
             if size is not None or name in ("n_inner", "intermediate_size"):
                 changed[name] = [4 * FEW] * len(size) if isinstance(size, list) else 4 * FEW
-        elif not _counts(size):
+        elif not is_count(size, 1):
             continue
         elif re.fullmatch("(src_|tgt_|decoder_)?vocab_size(_per_layer_input)?|n_words", name):
             changed[name] = VOCABULARY
@@ -275,21 +269,23 @@ def _small_ids(ids: Any) -> Any:
 
 def _few_heads(sizes: Json) -> Json:
     """Heads and widths divided by the same number, so that the size of a head stays."""
-    heads = {name: size for name, size in sizes.items() if _HEADS.fullmatch(name) and _counts(size) and size > 1}
+    heads = {name: size for name, size in sizes.items() if _HEADS.fullmatch(name) and is_count(size, 2)}
     if not heads:
         return {}
     common, most = gcd(*heads.values()), max(heads.values())
     several = (number for number in range(2, most // 4 + 1) if common % number == 0)
     by = max(several, default=common if most > FEW else 1)
-    counts = {name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and _counts(size)}
+    counts = {name: size for name, size in sizes.items() if _WIDTHS.fullmatch(name) and is_count(size, 1)}
     fewer = {name: size // by for name, size in (heads | counts).items() if size % by == 0}
     share = gcd(*(fewer[name] for name in heads if "mamba" in name or name == "num_heads"))
-    return fewer | {name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and _counts(size)}
+    return fewer | {
+        name: gcd(size, share) for name, size in sizes.items() if _GROUPS.fullmatch(name) and is_count(size, 1)
+    }
 
 
 def _few_layers(sizes: Json) -> Json:
     """A layer of each kind, at least two; keys about single layers are reduced to these."""
-    counts = {name: size for name, size in sizes.items() if _LAYERS.fullmatch(name) and _counts(size)}
+    counts = {name: size for name, size in sizes.items() if _LAYERS.fullmatch(name) and is_count(size, 1)}
     if kinds := sizes.get("attention_types"):  # GPT-Neo's
         return {"attention_types": [[kinds[0][0], 1]], "attention_layers": kinds[0][0], "num_layers": len(kinds[0][0])}
     if not counts:
@@ -309,17 +305,19 @@ def _few_layers(sizes: Json) -> Json:
     }
     listed = {name: each for name, each in lists.items() if name not in indices and len(each) == total > 2}
     single = {int(layer): change for layer, change in (sizes.get("per_layer_config") or {}).items()}
-    bounds = {name: sizes[name] for name in _FROM_BELOW + _FROM_ABOVE if sizes.get(name)}
+    beyond = {  # by the name of such a number, whether each layer is one of those that it counts
+        name: [layer < sizes[name] if name in _FROM_BELOW else layer >= total - sizes[name] for layer in range(total)]
+        for name in (*_FROM_BELOW, "num_kv_shared_layers")
+        if sizes.get(name)
+    }
     layers: dict[str, int] = {}
     for layer in range(total):
-        beyond = [layer < count if name in _FROM_BELOW else layer >= total - count for name, count in bounds.items()]
-        kinds = [each[layer] for each in listed.values()], [layer in each for each in indices.values()]
-        layers.setdefault(repr([kinds, beyond, single.get(layer)]), layer)
+        kinds = [each[layer] for each in (*listed.values(), *beyond.values())]
+        layers.setdefault(repr([kinds, [layer in each for each in indices.values()], single.get(layer)]), layer)
     kept = sorted(layers.values()) if len(layers) > 1 else list(range(min(total, 2)))
     changed: Json = {name: min(size, len(kept)) for name, size in counts.items()}
     changed |= {name: [each[layer] for layer in kept] for name, each in listed.items()}
     changed |= {name: [kept.index(layer) for layer in each if layer in kept] for name, each in indices.items()}
-    for name, count in bounds.items():
-        changed[name] = sum(layer < count if name in _FROM_BELOW else layer >= total - count for layer in kept)
+    changed |= {name: sum(each[layer] for layer in kept) for name, each in beyond.items()}
     own = {str(kept.index(layer)): single[layer] for layer in kept if layer in single}
     return changed | ({"per_layer_config": own} if single else {})

@@ -29,7 +29,6 @@ from utils.timing import Stopwatch
 CHUNK = 24  # bytes after which a space begins a new chunk
 LONGEST = 256  # bytes of a chunk without such a space
 LEAST = 0.75  # share of a sample's tokens that must be the drafter's own for drafts of shared ids
-_SPACE = b" \t\n\r"
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Spelling:
         else:
             for byte in added:
                 length = len(self._text) - self._chunks[-1][1]
-                spaced = byte == 0x20 and length >= CHUNK and self._text[-1] not in _SPACE
+                spaced = byte == 0x20 and length >= CHUNK and self._text[-1] not in b" \t\n\r"
                 if spaced or (length >= LONGEST and (byte & 0xC0 != 0x80 or length >= LONGEST + 4)):
                     self._close(len(self._text))
                 self._text.append(byte)

@@ -185,8 +185,6 @@ _SUMMED = (
     *("draft_n", "draft_n_accepted", "draft_n_rejected", "draft_n_discarded", "branched"),
     *("draft_ms", "verify_ms", "sample_ms", "overhead_ms", "pieces"),
 )
-_ADDED = ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
-_BY_MODEL = ("calls", "call_ms")
 
 
 def merge(stats: Iterable[Stats]) -> Stats:
@@ -198,8 +196,11 @@ def merge(stats: Iterable[Stats]) -> Stats:
     reasons = {part.stop_reason for part in parts}
     begun = [part for part in parts if part.ttft_ms is not None]
     fields: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMMED}
-    fields |= {name: _added(getattr(part, name) for part in parts) for name in _ADDED}
-    fields |= {name: _by_model([getattr(part, name) for part in parts]) for name in _BY_MODEL}
+    fields |= {
+        name: _added(getattr(part, name) for part in parts)
+        for name in ("accepted_at", "examined_at", "acceptance_histogram", "draft_histogram")
+    }
+    fields |= {name: _by_model([getattr(part, name) for part in parts]) for name in ("calls", "call_ms")}
     fields["reviews"] = _by_model([part.reviews for part in parts], _added)
     fields["sources"] = tuple(map(_added, zip_longest(*(part.sources for part in parts), fillvalue=())))
     return Stats(

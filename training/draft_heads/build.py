@@ -13,8 +13,6 @@ from training.draft_heads.features import Examples
 from utils.catalogue.heads import BLOCK_KINDS, PUBLISHED_KINDS
 from utils.errors import UsageError, UserError
 
-RANK = 64  # of a new Markov head; published ones of larger targets have 256
-
 
 def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     """Return a draft head's shape: the target's width and heads and one layer, but for `changes` (None: no change).
@@ -58,7 +56,7 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
         # The mask token is the last id, which hardly any text contains.
         values |= {"qk_norm": True, "mask": large.vocab_size - 1}
     if kind == "dspark":
-        values |= {"markov": "vanilla", "rank": RANK}
+        values |= {"markov": "vanilla", "rank": 64}  # published heads of larger targets have rank 256
         values |= dict.fromkeys(("from_anchor", "confidence", "confidence_with_markov"), True)
     values |= given
     if "num_attention_heads" in given:

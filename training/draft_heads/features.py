@@ -7,8 +7,6 @@ keep (EAGLE-3's states are 10 GB for three million tokens), computed whenever th
 batches depends on the seed and the epoch alone. Knows no draft heads and no loss.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -90,8 +88,8 @@ class StreamedExamples:
         return [examples[index] for index in chosen]
 
 
+# Examples by number: `lengths` are the tokens of each, `take` returns the chosen ones.
 Examples = StoredExamples | StreamedExamples
-"""Examples by number: `lengths` are the tokens of each, `take` returns the chosen ones."""
 
 
 def extract(
@@ -201,7 +199,7 @@ class Batch:
         """The number of tokens with a weight."""
         return int((self.weight > 0).sum())
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> "Batch":
         return Batch(
             ids=self.ids.to(device),
             hidden=self.hidden.to(device),

@@ -14,9 +14,9 @@ from utils.visible import visible
 
 GAMMAS = range(1, 9)
 
+# `target`, `student`, `data`, `settings`, `command`, `date`, `machine`, `licence`, `curve`, `best`, `finished`,
+# `steps`, `seconds`; `c`, `v` and `expected` if the latency was measured.
 ReportData = dict[str, Any]
-"""`target`, `student`, `data`, `settings`, `command`, `date`, `machine`, `licence`, `curve`, `best`, `finished`,
-`steps`, `seconds`; `c`, `v` and `expected` if the latency was measured."""
 
 
 def tokens_per_pass(alpha: Sequence[float], gamma: int) -> float:

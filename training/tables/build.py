@@ -6,8 +6,6 @@ the largest P_n of the tokens seen there, so that ties go to what follows the sh
 and P_n is their confidence. The file's format: sampling/drafters/tables/table_file.py.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Level:
     counts: Array  # int64: sightings of the context; of the context with this token where it is not the best one
     repeats: Array  # bool: it is the best token of the context one token shorter
 
-    def take(self, chosen: Array) -> Level:
+    def take(self, chosen: Array) -> "Level":
         """Return only the entries where `chosen` [N] is true."""
         return Level(
             self.size,

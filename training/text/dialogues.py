@@ -320,6 +320,16 @@ class Talk:
             raise UserError("the target's chat template changes the user's turn: give it files or prompts")
         return self.ids(head)
 
+    def answered(
+        self, messages: list[dict[str, str]], text: str, temperature: float, limit: int, number: int
+    ) -> Generator[Ask, list[int], DialogueLine]:
+        """Return the line of an answer to the chat with one more user turn; `messages` get both."""
+        messages.append(_user(text))
+        prompt = self.prompt(messages)
+        answer = yield Ask(prompt, temperature, limit)
+        messages.append({"role": "assistant", "content": self.text(answer).strip()})
+        return {"ids": [*prompt, *answer], "start": len(prompt), "temperature": temperature, "number": number}
+
     def ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
@@ -329,10 +339,6 @@ class Talk:
 
 def _user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-def _assistant(text: str) -> dict[str, str]:
-    return {"role": "assistant", "content": text.strip()}
 
 
 class OwnChats:
@@ -370,12 +376,8 @@ class OwnChats:
             text = yield from self._turn(head, parts)
             if not text.strip():
                 break
-            messages.append(_user(text.strip()))
-            prompt = self._talk.prompt(messages)
-            answer = yield Ask(prompt, temperature, self._answer)
-            line = _line(prompt, answer, temperature, number)
+            line = yield from self._talk.answered(messages, text.strip(), temperature, self._answer, number)
             lines.append(line if kind == "chat" else {**line, "kind": kind})
-            messages.append(_assistant(self._talk.text(answer)))
             head, parts = self._talk.opening(messages), [TurnPart(dice.choice(_FURTHER), 48)]
         return lines
 
@@ -433,20 +435,13 @@ class GivenPrompts:
         temperature = self._temperatures[number // len(self._turns)]
         messages, lines = list[dict[str, str]](), list[DialogueLine]()
         for text in self._turns[number % len(self._turns)]:
-            messages.append(_user(text))
-            prompt = self._talk.prompt(messages)
-            answer = yield Ask(prompt, temperature, self._answer)
-            if not answer:
+            line = yield from self._talk.answered(messages, text, temperature, self._answer, number)
+            if len(line["ids"]) == line["start"]:  # no answer
                 break
-            lines.append(_line(prompt, answer, temperature, number))
-            messages.append(_assistant(self._talk.text(answer)))
+            lines.append(line)
         return lines
 
 
 # Where chats come from; the content of `chat(number)` depends on the number alone, None means that there are no more.
 # `endless`: there is always a further chat, and writing ends if none has an answer. `longest`: tokens of a sequence.
 PromptSource = OwnChats | GivenPrompts
-
-
-def _line(prompt: list[int], answer: list[int], temperature: float, number: int) -> DialogueLine:
-    return {"ids": [*prompt, *answer], "start": len(prompt), "temperature": temperature, "number": number}

@@ -226,8 +226,7 @@ class PairSpec(BaseModel):
     @property
     def presets(self) -> Json:
         """The settings that its keys of the same names preset."""
-        drafts = self.target.tokenizer is not None
-        compare = (f"{OWN},spec" if drafts else OWN) if self.target.url else None
+        compare = (OWN if self.target.tokenizer is None else f"{OWN},spec") if self.target.url else None
         settings = {
             "compare": compare,
             "cascade": ",".join(self.cascade_names),
@@ -334,7 +333,7 @@ def _is_sequence(value: object) -> bool:
 def problems(pair: PairSpec, known: KnownNames) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Each contradiction between the pair's keys, in a fixed order: a key in the pair, and what contradicts it."""
     drafter, kind, members = pair.drafter, head_kind_of(pair.drafter), pair.cascade_names
-    for key in pair.students.keys() - HEAD_KINDS.keys():
+    for key in pair.students.keys() - {*HEAD_KINDS}:
         yield ("students", key), f"unknown key '{key}'{did_you_mean(key, HEAD_KINDS)}"
     method = next((word for word in CASCADES if word in (pair.method, drafter)), None)
     trained = pair.method in TRAINED_METHODS and isinstance(drafter, str)
@@ -406,7 +405,8 @@ def _member_problem(pair: PairSpec, index: int, name: str, known: KnownNames, me
             f"cascade: the model {name} needs another name (name: …)": taken and not word,
             f"cascade: model is the pair's drafter model, and the drafter is {pair.drafter_name}": word == "model"
             and of_word,
-            f"cascade: {name} needs its folder in students, as {name}: DIR": word in HEAD_KINDS.keys() - pair.students,
+            f"cascade: {name} needs its folder in students, as {name}: DIR": word in HEAD_KINDS
+            and word not in pair.students,
             f"cascade: {name} cannot review, so it must come last": word and not last and word not in known.reviewers,
         }
     )

@@ -78,7 +78,6 @@ TEMPLATES: Mapping[str, str] = {
 NAMES = (AUTO, PLAIN, *TEMPLATES)
 _ANSWER = "answer"
 _PROBES = {"user": ("user",), "assistant": ("user", "assistant", "user"), "system": ("system", "user")}
-_CHAT = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
 
 
 def check_template(name: str) -> str:
@@ -171,7 +170,9 @@ def end_ids(tokenizer: HfTokenizer, name: str = AUTO) -> frozenset[int]:
         return frozenset()
     text = ""
     with suppress(Exception):  # a template may refuse any chat, in any way
-        text = _rendered(tokenizer, _CHAT, name)
+        text = _rendered(
+            tokenizer, [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}], name
+        )
     _, answered, rest = text.rpartition(_ANSWER)
     added = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items()}
     ends = [token for token in added if answered and rest.lstrip().startswith(token)]

@@ -4,8 +4,6 @@ Threads that wait for each other collapse as soon as another process wants a cor
 thread for a while (:class:`Pace`); results do not depend on their number.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading
@@ -121,7 +119,7 @@ def run(work: int, record: Structure, threads: int) -> None:
         _pace.ran(slept * 1e-9, ended - began, ended)
 
 
-def walkable(logits: Tensor) -> bool:
+def walkable(logits: "Tensor") -> bool:
     """Return whether :func:`walk` can read logits [..., V]."""
     plain = logits.is_cpu and logits.element_size() == 4 and logits.stride(-1) == 1
     return plain and logits.is_floating_point() and logits.shape[-1] % WALKED == 0
@@ -146,7 +144,7 @@ def sum_up(walked: Structure) -> float:
 
 
 def descend(
-    logits: Tensor,
+    logits: "Tensor",
     row: int,
     start: int,
     tokens: Sequence[int],
@@ -201,7 +199,7 @@ def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:
     return result.tolist()
 
 
-def over_noise(state: int, probs: Tensor) -> np.ndarray:
+def over_noise(state: int, probs: "Tensor") -> np.ndarray:
     """Return [V] float32: contiguous probs [V] divided by the uniform numbers of the stream in this (signed) state."""
     result = np.empty(len(probs), np.float32)
     kernels().over_noise(state, len(probs), probs.data_ptr(), result.ctypes.data)

@@ -20,7 +20,6 @@ from utils.objects import Json
 from utils.progress import SILENT, Progress
 
 MANIFEST = "manifest.json"
-_PIECE = 1 << 20
 
 
 def cache_folder() -> Path:
@@ -34,7 +33,7 @@ def sha256(*files: Path, progress: Progress = SILENT) -> str:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(1 << 20):
                 digest.update(piece)
                 progress.check()
     return digest.hexdigest()

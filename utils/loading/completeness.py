@@ -46,7 +46,6 @@ def _predicts_ahead(key: str, config: HfConfig) -> bool:
 
 
 _ROPE, _ROPE_BEFORE, _BASE, _SHARE = "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"
-_FIRST_WITH_POSITIONS = (5, 0)  # the first release of transformers that writes rope_parameters
 _NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
 _SCALARS = {
     *("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale"),
@@ -74,7 +73,7 @@ def check_written(name: str, stored: Json, config: HfConfig) -> None:
     heads = kind.attribute_map.get("num_attention_heads", "num_attention_heads")
     needed = {heads, *([] if heads in spelled else ["text_config"])} & usual.keys()
     version = str(stored.get("transformers_version"))
-    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= _FIRST_WITH_POSITIONS:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= (5, 0):  # the first release that writes rope_parameters
         own = usual.keys() - PreTrainedConfig().to_dict().keys()
         same = version == usual["transformers_version"]
         needed |= {key for key in own if not _NO_EFFECT.search(key) and (same or usual[key] is not None)}

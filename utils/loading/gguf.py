@@ -17,6 +17,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from utils.errors import UserError
 from utils.families import UnfitError
 from utils.files import write_json
@@ -37,9 +39,6 @@ from utils.objects import HfConfig, HfModel, Json
 from utils.progress import SILENT, Progress, run_child
 
 FORMAT = 6  # raised whenever a file is converted differently
-_EXPANDING = 2  # memory for expanding, over the float32 weights
-
-_READ = 0.75  # share of the time until the tensors are read
 
 
 def gguf_digest(file: Path, progress: Progress = SILENT) -> str:
@@ -67,7 +66,7 @@ def converted(
             what = f"expanding {file.name} to float32"
             joined = sum(part.stat().st_size for part in header.parts) if len(header.parts) > 1 else 0
             expanded = 4 * sum(prod(tensor.shape) for tensor in header.tensors)  # bytes
-            check_memory(what, _EXPANDING * expanded, "leave out --quantization none, or take a smaller model")
+            check_memory(what, 2 * expanded, "leave out --quantization none, or take a smaller model")
             check_disk(what, expanded + joined, folder)
         _convert(file, folder, weights, progress)
 
@@ -176,7 +175,6 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
 def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, names: Mapping[str, str]) -> HfModel:
     """Return the file's model in float32, every tensor of which was read. `names`: see :func:`_unread`."""
-    import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -196,7 +194,6 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
 
 def _described(name: str, header: GgufHeader, config: HfConfig) -> HfModel:
     """Return the file's model without weights, on the meta device."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -262,7 +259,6 @@ _JOINING = {
 def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> None:
     """Write the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
     leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
-    import torch
     from safetensors.torch import save_file
 
     tensors: Json = {}
@@ -309,7 +305,7 @@ def _watch(gguf: Any, legacy: Any, report: Callable[[float], None]) -> dict[str,
 
     def bar(items: Sequence[object], **_named: object) -> Iterator[object]:
         for done, item in enumerate(items):
-            report(_READ * done / len(items))
+            report(0.75 * done / len(items))  # the rest of the time comes after the tensors are read
             yield item
 
     gguf.GGUFReader = functools.cache(gguf.GGUFReader)

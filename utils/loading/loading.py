@@ -1,12 +1,14 @@
 """A pair's specification → models in memory, from the hub, a folder, a GGUF or a package file.
 
-Errors are one line. Importing it is cheap: torch and transformers are imported with the first load.
+Errors are one line. Importing it is cheap but for torch: transformers is imported with the first load, if at all.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+
+import torch
 
 from utils.catalogue.catalogue import head_kind, ships_mtp
 from utils.catalogue.specs import (
@@ -17,9 +19,11 @@ from utils.catalogue.specs import (
     head_kind_of,
 )
 from utils.catalogue.templates import end_ids
+from utils.device_map import spread_note
 from utils.errors import UserError, holding
 from utils.files import read_object
 from utils.gguf.header import read_header
+from utils.loading.build import load_model, load_tokenizer, stop_ids
 from utils.loading.fit import check_fit, fit_notes, other_vocabulary, spoken_ids
 from utils.loading.loaded import NO_LIMIT, UNSAID, LoadedModel, LoadedPair, LoadOptions
 from utils.loading.quiet import quiet_environment
@@ -54,8 +58,6 @@ def load_pair(
         raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
     if spec.arch == "seq2seq" and not target.encodes:
         raise UserError(f"pair '{spec.name}' says arch: seq2seq, but {target.name} is no encoder-decoder model")
-    from utils.loading.build import stop_ids
-
     pair = LoadedPair(
         spec=spec,
         target=target,
@@ -67,8 +69,6 @@ def load_pair(
         context=target.context,
     )
     complete = load_drafter(pair, spec, options, progress)
-    from utils.device_map import spread_note
-
     notes = [*expanded(spec.target, options, target), spread_note(target.name, target.model), *own_head(target)]
     return replace(complete, notes=(*filter(None, notes), *complete.notes))
 
@@ -234,8 +234,6 @@ def _load(
     folder: Path | None = None,
 ) -> tuple[LoadedModel, HfTokenizer | None]:
     """Return one model and its tokenizer (None without tokenizer files). `folder`: the model's, if it is known."""
-    from utils.loading.build import load_model, load_tokenizer
-
     if folder is None:
         folder = model_folder(spec, options, progress, weights=quantization != "auto")
     if spec.of_gguf and (kind := head_kind(folder)) is not None:
@@ -251,10 +249,6 @@ def _load(
 
 def load_served(spec: PairSpec, options: LoadOptions, progress: Progress) -> LoadedPair:
     """Return a pair whose target is a server. UserError for a server that is absent or refuses."""
-    import torch
-
-    from utils.loading.build import load_tokenizer
-
     target, ends, tokenizer, size = spec.target, frozenset[int](), None, 0
     server = server_at(str(target.url), target.model, target.key_env)
     progress(f"asking {server.address}")

@@ -45,8 +45,6 @@ from utils.progress import SILENT, Progress
 FORMAT = 3  # raised whenever a file is packed differently
 _PERMUTED = ("llama", "granite", "smollm3")  # llama.cpp permutes the rows of their queries and keys
 _SMALLER = "take a file of it with fewer bits, or a smaller model"
-_GROWTH = 1.05  # bytes of a packed weight over the file's, at most
-_ALIGNED = 64  # a weight begins at a multiple of 64 bytes
 
 _GENERATION = "generation_config.json"
 _EXPERTS = ".mlp.experts"
@@ -144,7 +142,7 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
     header = read_header(source)
     heads, tensors = _tensors(header)
     above_one = FAMILIES[ARCHITECTURES[header.architecture]].gain_above_one  # the file stores 1 + w
-    needed = _GROWTH * sum(tensor.info.size for tensor in tensors)
+    needed = 1.05 * sum(tensor.info.size for tensor in tensors)  # a packed weight takes at most this much more
     check_memory(source.name, needed, _SMALLER)
     check_disk(f"packing {source.name}", needed, folder)
     weights: Json = {}
@@ -153,7 +151,7 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
     with replacing(folder / "weights.bin") as out:
 
         def put(data: np.ndarray) -> int:
-            out.write(b"\0" * (-out.tell() % _ALIGNED))
+            out.write(b"\0" * (-out.tell() % 64))  # a weight begins at a multiple of 64 bytes
             start = out.tell()
             out.write(np.ascontiguousarray(data).data)
             return start
@@ -165,8 +163,7 @@ def _write(source: Path, folder: Path, progress: Progress) -> None:
                 if len(data) % (2 * permuted):
                     raise UnfitError(f"{tensor.info.name} has {len(data)} rows for {permuted} heads")
                 # from llama.cpp's order of a head's rows, in pairs, to transformers' halves
-                pairs = data.reshape(permuted, -1, 2, *data.shape[1:])
-                data = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(data.shape)
+                data = data.reshape(permuted, -1, 2, *data.shape[1:]).swapaxes(1, 2).reshape(data.shape)
             if tensor.vector:
                 if above_one and tensor.name.endswith("norm"):
                     data = data - 1

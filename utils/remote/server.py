@@ -20,8 +20,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from utils.errors import UsageError, UserError, shown
-from utils.objects import Json
+from utils.errors import UsageError, UserError, is_count, shown
+from utils.objects import Json, nested
 from utils.remote.pieces import ServerFigures
 
 if TYPE_CHECKING:
@@ -30,14 +30,12 @@ if TYPE_CHECKING:
     from utils.logits_processors import Bias
 
 OWN = "server"  # the lane of the pair's own server; other servers' lanes have their URLs for names
-SILENCE = 300.0  # seconds without a byte after which a server is given up: a large model may be loading
 _LOOK = 0.05  # seconds between two looks at the interrupt
 BAN = -100.0  # a bias that makes a token impossible
 SENT = ("temperature", "top_p", "seed")  # settings that every protocol has a field of the same name for
 PENALTIES = ("presence_penalty", "frequency_penalty")
 
 Result = TypeVar("Result")
-FieldType = TypeVar("FieldType")
 ServerMessage = Mapping[str, str]
 
 
@@ -70,7 +68,7 @@ class Server(ABC):
     url: str
     model: str | None = None
     key_env: str | None = None
-    silence: float = SILENCE
+    silence: float = 300.0  # a large model may be loading
 
     protocol: ClassVar[str]  # its name in errors
     chat_at: ClassVar[str]  # path of the request for an answer
@@ -344,10 +342,10 @@ def token_pieces(text: str, entries: Sequence[Json]) -> list[tuple[str, float | 
 def count_of(record: object, name: str) -> int | None:
     """Return the count `name` in part of an answer; None if there is none, or a value that is no count."""
     value = record.get(name) if isinstance(record, Mapping) else None
-    return value if isinstance(value, int) and value >= 0 and not isinstance(value, bool) else None
+    return value if is_count(value) else None
 
 
-def field_of(record: object, name: str, kind: type[FieldType]) -> FieldType | None:
+def field_of(record: object, name: str, kind: type[Result]) -> Result | None:
     """Return a field of part of an answer; None where it, or that part, is missing or null. ValueError for a value of
     another type."""
     if record is not None and not isinstance(record, Mapping):
@@ -464,12 +462,12 @@ def _reported(chunk: Json) -> Json:
     figures: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
     for path, names in _DRAFTS.items():
         counts = {
-            key: count_of(_at(chunk, path), name)
+            key: count_of(nested(chunk, *path.split(".")), name)
             for key, name in zip(("drafted", "accepted", "passes"), names, strict=True)
         }
         figures |= {key: count for key, count in counts.items() if count is not None}
     for path, name in _RATES.items():
-        rate = (_at(chunk, path) or {}).get(name)
+        rate = nested(chunk, path, name)
         if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
             figures["rate"] = float(rate)
     return {name: count for name, count in figures.items() if count is not None}
@@ -498,14 +496,6 @@ async def _counters(client: AsyncOpenAI) -> dict[str, float]:
     line = r"^{}(?:\{{.*\}})? ([0-9.eE+]+)\s*$"
     values = {name: re.findall(line.format(series), text, re.MULTILINE) for name, series in _COUNTERS.items()}
     return {name: sum(map(float, each)) for name, each in values.items() if each}
-
-
-def _at(chunk: Mapping[str, object], path: str) -> Mapping[str, object] | None:
-    """Return the record at a dotted path in a chunk; None if there is none."""
-    record: object = chunk
-    for name in path.split("."):
-        record = record.get(name) if isinstance(record, Mapping) else None
-    return record if isinstance(record, Mapping) else None
 
 
 def form_for(server: Server, settings: Any) -> Json:

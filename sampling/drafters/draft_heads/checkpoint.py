@@ -29,7 +29,6 @@ from sampling.drafters.draft_heads.published import (
     as_published,
     check_verifier,
     has_place,
-    nested,
     our_name,
     require,
     translated,
@@ -37,7 +36,7 @@ from sampling.drafters.draft_heads.published import (
 )
 from utils.catalogue.catalogue import FORMAT, head_kind
 from utils.catalogue.heads import BLOCK_KINDS, HEAD_KINDS, PUBLISHED_KINDS
-from utils.errors import UserError
+from utils.errors import UserError, is_count
 from utils.families import head_size
 from utils.files import read_object, replacing
 from utils.gguf.heads import unstored
@@ -50,7 +49,7 @@ from utils.kernels.quantized_linear import (
     rounded_rows,
 )
 from utils.loading.sources import check_weights, weight_files
-from utils.objects import HfModel, Json
+from utils.objects import HfModel, Json, nested
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 IDS = "lm_head.ids"  # of the reduced vocabulary
@@ -254,7 +253,7 @@ def _config(stored: Json, folder: Path) -> DraftHeadConfig:
     values.setdefault("kind", "glide" if "large_num_attention_heads" in stored else "plain")
     for prefix in ("", "large_"):
         size, heads = (stored.get(prefix + name, 0) for name in ("hidden_size", "num_attention_heads"))
-        if _whole(size, 1) and _whole(heads, 1):
+        if is_count(size, 1) and is_count(heads, 1):
             values.setdefault(f"{prefix}head_dim", size // heads)
     if "num_attention_heads" in values:
         values.setdefault("num_key_value_heads", values["num_attention_heads"])
@@ -262,7 +261,7 @@ def _config(stored: Json, folder: Path) -> DraftHeadConfig:
         values.setdefault("rope_theta", theta)
     for field in fields(config_type):
         value = values.get(field.name, field.default)
-        wrong = field.type is int and not _whole(value, 0 if field.default == 0 else 1)
+        wrong = field.type is int and not is_count(value, 0 if field.default == 0 else 1)
         wrong |= field.type is float and not (isinstance(value, int | float) and value > 0)
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {folder / CONFIG} is damaged: {field.name} is {value!r}")
@@ -274,10 +273,6 @@ def _config(stored: Json, folder: Path) -> DraftHeadConfig:
         ) from None
     except UserError as error:
         raise UserError(f"the drafter's {folder / CONFIG} is no draft head's: {error}") from None
-
-
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _ids(ids: Tensor | None, config: DraftHeadConfig, folder: Path) -> Tensor | None:
@@ -300,7 +295,7 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
     large: HfModel = target.config.get_text_config()  # type: ignore[operator, union-attr]
     compared = [
         ("a vocabulary of", "ids", config.vocab_size, large.vocab_size, HEAD_KINDS),
-        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, HEAD_KINDS.keys() - {"plain"}),
+        ("a target of hidden size", "", config.large_hidden_size, large.hidden_size, {*HEAD_KINDS} - {"plain"}),
         ("a target of", "heads", config.large_num_attention_heads, large.num_attention_heads, ("glide",)),
         ("a target with heads of size", "", config.large_head_dim, head_size(large), ("glide",)),
     ]
@@ -356,24 +351,23 @@ def _from_four_bits(name: str, value: Tensor) -> tuple[str, Tensor]:
     return name.removesuffix(_FOUR_BITS), (codes * scale + least).flatten(1)
 
 
-def _shared(config: DraftHeadConfig, student: DraftHead, target: nn.Module | None, folder: Path) -> dict[str, Tensor]:
-    """Return the target's tensors that the draft head uses as its own."""
-    model: HfModel = target
+def _shared(config: DraftHeadConfig, student: DraftHead, target: HfModel, folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of the target (or None) that the draft head uses as its own."""
     tensors: dict[str, Tensor] = {}
     require(
-        model is not None or not (config.shared_embedding or config.shared_head),
+        target is not None or not (config.shared_embedding or config.shared_head),
         folder,
         " shares its target's embedding: it cannot be used without it",
     )
     if config.shared_embedding:
-        table = model.get_input_embeddings()
+        table = target.get_input_embeddings()
         tensors[_EMBEDDING] = (
             torch.empty(table.num_embeddings, table.embedding_dim, device="meta")
             if isinstance(table, QuantizedEmbedding)  # `_built` puts the packed module itself there
             else _gathered(table.weight)
         )
     if config.shared_head:
-        output = model.get_output_embeddings()
+        output = target.get_output_embeddings()
         if config.short_list and isinstance(output, QuantizedLinear):  # only the listed rows are unpacked
             tensors[_HEAD] = output.packed.rows(student.ids)
         else:

@@ -11,7 +11,7 @@ from utils.objects import Json
 class DraftHeadConfig:
     """The shape of a draft head, and facts of its target (`large_…`)."""
 
-    kind: str  # a key of HEAD_KINDS
+    kind: str  # one of HEAD_KINDS
     vocab_size: int
     hidden_size: int
     intermediate_size: int

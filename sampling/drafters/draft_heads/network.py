@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sampling.drafters.draft_heads.modules import CrossAttention, DraftHead, Rotary, recency_bias
 from sampling.models.cache import SlotCache
 from sampling.models.causal import CausalLM
-from sampling.models.llama import LlamaLayer, Map, as_it_is, causal_bias, latest, norm_of, rotate
+from sampling.models.llama import LlamaLayer, Map, angles_of, as_it_is, causal_bias, latest, norm_of, rotate
 from sampling.types import Hidden, KVCache
 from utils.kernels.bindings import GROUP, at_hand
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, fits, packable
@@ -49,18 +49,13 @@ class Angles:
 
     def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         if positions.device.type != "cpu":  # where the host would have to wait for the highest position
-            cos, sin = self._rows(positions).to(like)[:, :, None].chunk(2, dim=-1)
+            cos, sin = angles_of(self._rotary, positions).to(like)[:, :, None].chunk(2, dim=-1)
             return cos, sin
         highest, table = int(positions.max()), self._table
         if highest >= len(table) or table.dtype != like.dtype or table.device != like.device:
-            table = self._table = self._rows(torch.arange((highest // TABLE + 1) * TABLE)).to(like)
+            table = self._table = angles_of(self._rotary, torch.arange((highest // TABLE + 1) * TABLE)).to(like)
         cos, sin = F.embedding(positions, table)[:, :, None].chunk(2, dim=-1)
         return cos, sin
-
-    def _rows(self, positions: Tensor) -> Tensor:
-        """Return cos and signed sin [..., 2D] of positions [...]."""
-        angle = positions[..., None].float() * cast(Tensor, self._rotary.inv_freq)
-        return torch.cat((angle.cos(), angle.cos(), -angle.sin(), angle.sin()), dim=-1) * self._rotary.attention_scaling
 
 
 class Cross:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.objects import HfConfig, HfModel, Json
+from utils.objects import HfConfig, HfModel, Json, nested
 
 _OTHERS = ("d2t", "t2d", "verifier_lm_head.weight", "verifier_norm.weight")  # no parameters of the head
 _ROPE = ("default", "linear", "yarn", "llama3")  # functions of the position; others depend on length or on images
@@ -157,13 +157,6 @@ def verifier(stored: Json) -> str:
     return name if isinstance(name, str) else ""
 
 
-def nested(value: Any, *keys: str) -> Any:
-    """Return the value under these keys of dicts in dicts; None where one is missing or is no dict."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
-
-
 def check_verifier(stored: Json, target: str | None, folder: Path) -> None:
     """Raise UserError if a head was made for a target of another name than `target`, a hub id; None: no check."""
     made_for = verifier(stored)
@@ -214,17 +207,15 @@ def mask_in(stored: Json, size: int, folder: Path) -> int:
 
 
 def parallel(stored: Json, own: dict[str, Tensor], size: int, folder: Path) -> Json:
-    """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for.
+    """Return the settings that P-EAGLE adds to EAGLE-3: its mask, and the number of drafts it was trained for, 8 where
+    the configuration has none.
 
     UserError if the head has no state [1, 1, K·G] for masks, or its mask is no id.
     """
     require("model.mask_hidden" in own, folder, " is no P-EAGLE head that can be read: it lacks mask_hidden")
     methods = nested(stored, "speculators_config", "proposal_methods")
     drafts = nested(methods[0] if isinstance(methods, list) and methods else None, "speculative_tokens")
-    return {"kind": "peagle", "mask": mask_in(stored, size, folder), "drafts": drafts or _USUAL_DRAFTS}
-
-
-_USUAL_DRAFTS = 8  # of P-EAGLE, where the configuration has no number
+    return {"kind": "peagle", "mask": mask_in(stored, size, folder), "drafts": drafts or 8}
 
 
 def usual_reads(layers: int) -> list[int]:

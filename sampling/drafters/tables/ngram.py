@@ -32,10 +32,6 @@ class NgramStore:
         self.counts: dict[Context, dict[int, int]] = {}
         self.best: dict[Context, int] = {}
 
-    def add(self, before: list[int], token: int) -> None:
-        """Count `token` after every context that `before` ends with."""
-        self.fill([*before, token], len(before))
-
     def fill(self, sequence: list[int], start: int = 0) -> None:
         """Count every token of `sequence` from index `start` on."""
         for size in self.sizes:
@@ -104,9 +100,8 @@ class Ngrams(Source):
             emitted = [*draft.trees[row].path_tokens(path), verdict.token[row]]
             before = text[-self.reach :]
             for token in emitted:
-                store.add(before, token)
-                for likely in next(fillers):
-                    store.add(before, likely)
+                for counted in (token, *next(fillers)):
+                    store.fill([*before, counted], len(before))
                 before = [*before, token]
             self._seen[row] = [*text, *emitted]
 

@@ -33,7 +33,6 @@ FORMAT = 1
 MOST = 16  # tokens of a context
 _ALIGN = 64
 _HEAD = len(MAGIC) + 4
-_UNKNOWN_CONFIDENCE = 0.5  # the published bigram format has no counts
 _BUCKET = 20  # low bits of a key within a bucket: 4096 buckets shorten the search and its cache misses
 
 
@@ -228,7 +227,7 @@ def _published(file: Path, vocab_size: int | None) -> StaticTables:
         raise UserError(f"the bigram table {file} is damaged: entry {wrong} must be an id below {limit}, got {shown}")
     seen = [token for token, following in enumerate(listed) if following is not None and following > 0]
     keys, tokens = (np.array(ids, dtype=np.uint32) for ids in (seen, [listed[token] for token in seen]))
-    sure = np.full(len(seen), round(255 * _UNKNOWN_CONFIDENCE), dtype=np.uint8)
+    sure = np.full(len(seen), 128, dtype=np.uint8)  # one half: this format has no counts
     return StaticTables(
         {"format": "bigram list", "vocab_size": len(listed), "source": file.name}, [TableArrays(1, keys, tokens, sure)]
     )
