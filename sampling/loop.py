@@ -5,8 +5,6 @@ by name, and no text. It is a generator of events: nothing happens between two `
 closing it at any time leaves the caches consistent.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -155,7 +153,7 @@ class Clock:
         self._device, self._since = device, 0.0
         self._seconds = defaultdict[str, float](float)
 
-    def start(self) -> Clock:
+    def start(self) -> "Clock":
         """Begin to count now; the time since the last lap is not counted."""
         self._since = time.perf_counter()
         return self

@@ -21,8 +21,6 @@ norm((rₙp − q)⁺), after all drafts from p. Point masses among the drafts a
 id; a chain of point masses alone gains nothing: the chance that i are accepted is ∏p(xⱼ) by either rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
