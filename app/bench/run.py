@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from tqdm import tqdm
 
@@ -64,7 +64,6 @@ from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
-    from app.screen.output import Bar
 
 
 def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -192,7 +191,7 @@ class Bench:
                     self.engine.drafters.answers.add(item.ids, item.answers[-1][self.reference].ids)
                 bar.total = (bar.total or 0) - left * each
 
-    def _warm_up(self, bar: Bar) -> None:
+    def _warm_up(self, bar: tqdm[NoReturn]) -> None:
         """Decode one short answer of each variant, which is not counted."""
         bar.set_description("warming up", refresh=False)
         first = ({"role": "user", "content": self.questions[0].turns[0]},)
@@ -201,7 +200,7 @@ class Bench:
                 self.answer(variant, prompt, first, max_new_tokens=min(WARM_UP, self.settings.max_new_tokens))
         bar.unpause()  # the warm-up does not count for the bar's rate
 
-    def _measure(self, item: PromptItem, bar: Bar) -> bool:
+    def _measure(self, item: PromptItem, bar: tqdm[NoReturn]) -> bool:
         """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
         for repeat in range(self.args.repeat):
             item.answers.append({})
@@ -213,7 +212,7 @@ class Bench:
                 item.answers[-1][variant] = answer
         return True
 
-    def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: Bar) -> Answer:
+    def _answer(self, variant: Variant, item: PromptItem, repeat: int, bar: tqdm[NoReturn]) -> Answer:
         """Return the journal's answer, or decode one and add it to the journal."""
         slot = Slot(item.number, item.turn, repeat, variant)
         known = broadcast(None if self.journal is None else self.journal.answer(slot, len(item.ids)))
@@ -228,27 +227,6 @@ class Bench:
         return answer
 
     # -- results ------------------------------------------------------------------------------
-
-    def facts(self) -> Json:
-        """Return the facts of the run: models, machine, settings, flags, and whether it is complete."""
-        loaded, args = self.engine.loaded, self.args
-        return {
-            "pair": loaded.spec.name,
-            "target": loaded.target.name,
-            "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_word,
-            "machine": machine(loaded),
-            "settings": shown_settings(self.settings),
-            "prompts_file": None if args.prompts is None else str(args.prompts),
-            "methods": list(dict.fromkeys(variant.method for variant in self.variants)),
-            "gammas": list(args.gammas),
-            "repeat": args.repeat,
-            "limit": args.limit,
-            "ids_file": None if args.ids is None else str(args.ids),
-            "turns": args.turns,
-            "complete": not self.interrupted,
-            "skipped": self.skipped,
-            "resumed": 0 if self.journal is None else len(self.journal.machines) - 1,
-        }
 
     def show(self) -> int:
         """Print the table and write the file; return the exit code."""
@@ -270,16 +248,31 @@ class Bench:
 
     def _write(self, summary: list[Json]) -> None:
         """Write the file of --out, remove the journal if the run is complete, and write the page of --report."""
-        if self.args.out is None and self.args.report is None:
+        loaded, args = self.engine.loaded, self.args
+        if args.out is None and args.report is None:
             return
         data = {
-            **self.facts(),
+            "pair": loaded.spec.name,
+            "target": loaded.target.name,
+            "drafter": loaded.drafter.name if loaded.drafter is not None else loaded.drafter_word,
+            "machine": machine(loaded),
+            "settings": shown_settings(self.settings),
+            "prompts_file": None if args.prompts is None else str(args.prompts),
+            "methods": list(dict.fromkeys(variant.method for variant in self.variants)),
+            "gammas": list(args.gammas),
+            "repeat": args.repeat,
+            "limit": args.limit,
+            "ids_file": None if args.ids is None else str(args.ids),
+            "turns": args.turns,
+            "complete": not self.interrupted,
+            "skipped": self.skipped,
+            "resumed": 0 if self.journal is None else len(self.journal.machines) - 1,
             "summary": summary,
             "prompts": [self._prompt(item) for item in self.items if any(item.answers)],
         }
-        page = self.args.report
-        if self.args.out is not None and not write_result(self.args.out, data):
-            to_stderr(f"{self.args.out} holds a finished result and is kept")
+        page = args.report
+        if args.out is not None and not write_result(args.out, data):
+            to_stderr(f"{args.out} holds a finished result and is kept")
             page = None
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)

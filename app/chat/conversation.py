@@ -7,12 +7,10 @@ entered by :meth:`Conversation.commit`, so an error or an interrupt leaves the c
 encoder reads the prompt, each message is a prompt by itself. Knows no models, no sampling and no screen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from app.settings.table import Settings
 from sampling.events import Reason
@@ -107,7 +105,7 @@ class Turn:
     regenerated: int = 0  # times that this turn was answered again
     seed: int | None = None
     record: Json = field(default_factory=dict)  # settings and lanes, for /save
-    origin: Turn | None = None  # the turn that this one branches from by a forced token
+    origin: "Turn | None" = None  # the turn that this one branches from by a forced token
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class ChatSettings(NamedTuple):
     special_tokens: bool = False
 
     @classmethod
-    def of(cls, settings: Settings) -> ChatSettings:
+    def of(cls, settings: Settings) -> Self:
         return cls(*(getattr(settings, name) for name in cls._fields))
 
 
@@ -235,8 +233,9 @@ class Conversation:
 
     def _resumed(self, last: Turn, answer: tuple[int, ...], forced: bool = False) -> Plan:
         prompt, begun = (list(last.prompt), answer) if self.single else ([*last.prompt, *answer], ())
-        keep = len(self.turns) - 1
-        return self._fitting(Plan(last.user, prompt, keep, answer, last.regenerated, last.seed, begun, forced))
+        return self._fitting(
+            Plan(last.user, prompt, len(self.turns) - 1, answer, last.regenerated, last.seed, begun, forced)
+        )
 
     def _last(self, command: str) -> Turn:
         if not self.turns:
@@ -303,7 +302,7 @@ class Conversation:
             self.turns, self.cleared = self.cleared, []
         return restores
 
-    def changed(self, models: ChatModels | None = None, **settings: str | bool) -> Conversation:
+    def changed(self, models: ChatModels | None = None, **settings: str | bool) -> "Conversation":
         """Return the conversation with another model, or with other :class:`ChatSettings`.
 
         The prompts of earlier turns are made again if a setting other than `chat`, the vocabulary or `single` changes.
@@ -323,7 +322,7 @@ class Conversation:
         ids = all(0 <= token < vocab_size for turn in turns for token in (*turn.prompt, *turn.answer))
         return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
 
-    def loaded(self, turns: Sequence[Turn], system: str, *, same: bool) -> Conversation:
+    def loaded(self, turns: Sequence[Turn], system: str, *, same: bool) -> "Conversation":
         """Return a saved conversation to continue. `same`: its ids are this tokenizer's; else they are made from its
         texts."""
         loaded = Conversation(*self.models, *self.settings._replace(system=system))

@@ -49,7 +49,6 @@ CHOICES = (
     "fate",
     "q_processed",
 )  # "text" is an index into the page's `texts`
-SAMPLES = "Samples, with their number and the probability of all tokens so far"
 
 
 class PageAnswer(NamedTuple):
@@ -115,8 +114,8 @@ def _article(number: int, answer: PageAnswer) -> str:
             note(answer.tracks[-1].pane(), can_continue=False),
             f"Why (commands are for the console): {Why(answer.tracks)}",
         ]
-    samples = _branches(answer.samples) if answer.samples else ""
-    samples = samples and f'<section class="branches"><h3>{SAMPLES}</h3>{samples}</section>'
+    section = '<section class="branches"><h3>Samples, with their number and the probability of all tokens so far</h3>'
+    samples = f"{section}{_branches(answer.samples)}</section>" if answer.samples else ""
     lines = "".join(f'<p class="compared">{_html(line)}</p>\n' for line in notes if line)
     return (
         f'<article aria-labelledby="q{number}">\n'
@@ -238,11 +237,10 @@ def _token(token: SaidToken, texts: dict[str, int], rule: str) -> Json:
 
 def _choice(choice: Candidates, texts: dict[str, int]) -> list[PageCell]:
     """Return the columns of a choice, without the unknown ones at the end."""
-    row: list[PageCell] = [texts.setdefault(choice.text, len(texts)), choice.token]
     if (choice.rank or 1) > LISTED and not choice.fate:
         choice = choice._replace(processed=None)  # it is listed only in a what-if, which does not show that column
-    row += [_short(getattr(choice, name)) for name in CHOICES[2:]]
-    return _known(row)
+    figures = (_short(getattr(choice, name)) for name in CHOICES[2:])
+    return _known([texts.setdefault(choice.text, len(texts)), choice.token, *figures])
 
 
 def _known(row: list[PageCell]) -> list[PageCell]:

@@ -180,29 +180,28 @@ def _read(turn: Turn, record: Json, before: tuple[int, ...], decode: Decode, for
 
 WIDTH = 100
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_FONTS = "'Fira Code',Menlo,'DejaVu Sans Mono',Consolas,monospace"
-
-_SVG = f"""\
-<svg class="rich-terminal" viewBox="0 0 {{width}} {{height}}" xmlns="http://www.w3.org/2000/svg">
+_SVG = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
-.{{unique_id}}-matrix {{{{
-    font-family: {_FONTS}; font-size: {{char_height}}px; line-height: {{line_height}}px;
+.{unique_id}-matrix {{
+    font-family: 'Fira Code',Menlo,'DejaVu Sans Mono',Consolas,monospace; \
+font-size: {char_height}px; line-height: {line_height}px;
     font-variant-east-asian: full-width;
-}}}}
-.{{unique_id}}-title {{{{ font-size: 18px; font-weight: bold; font-family: arial; }}}}
-{{styles}}
+}}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: arial; }}
+{styles}
 </style>
 <defs>
-<clipPath id="{{unique_id}}-clip-terminal">
-<rect x="0" y="0" width="{{terminal_width}}" height="{{terminal_height}}" />
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
 </clipPath>
-{{lines}}
+{lines}
 </defs>
-{{chrome}}
-<g transform="translate({{terminal_x}}, {{terminal_y}})" clip-path="url(#{{unique_id}}-clip-terminal)">
-{{backgrounds}}
-<g class="{{unique_id}}-matrix">
-{{matrix}}
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
 </g>
 </g>
 </svg>
@@ -238,5 +237,4 @@ def picture(turns: Iterable[tuple[Turn, Sequence[Answered]]], settings: Settings
         if not decodings:
             console.print("the drafts and figures of this answer are not there", style="dim")
         console.print()
-    image = console.export_svg(title="python infer.py", code_format=_SVG, theme=SVG_EXPORT_THEME)
-    return _NO_XML.sub("\ufffd", image)
+    return _NO_XML.sub("\ufffd", console.export_svg(title="python infer.py", code_format=_SVG, theme=SVG_EXPORT_THEME))

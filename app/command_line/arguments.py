@@ -51,7 +51,6 @@ from utils.files import check_outputs
 from utils.machine import version
 
 _LOOKS = ("color", "ascii", "quiet", "verbose")
-Takes = Literal["all", "models", "catalogue", "looks"]
 
 
 class Word(NamedTuple):
@@ -79,7 +78,7 @@ class SubCommand:
     run: str = ""
     fields: Mapping[str, Field] = field(default_factory=dict)
     own: Callable[[SettingValues, Sequence[str]], Namespace] | None = None
-    level: Takes = "all"
+    level: Literal["all", "models", "catalogue", "looks"] = "all"
     also: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     word: Word | None = None
@@ -232,6 +231,7 @@ COMMANDS: Mapping[str, SubCommand] = {
 }
 OWN_FIELDS: Mapping[str, Mapping[str, Field]] = {name: row.fields for name, row in COMMANDS.items() if row.fields}
 
+# The replacement of each removed sub-command or flag.
 REMOVED: Mapping[str, str] = {
     "plan": "check --plan",
     "latency": "benchmarks/latency.py",
@@ -256,11 +256,9 @@ REMOVED: Mapping[str, str] = {
     "--v": "check --plan of a pair, which measures v, or --target-params",
     "--drafter-bytes": "--target-bytes, which holds for drafters too",
 }
-"""The replacement of each removed sub-command or flag."""
 
 
 PROGRAM = "infer.py"
-_MANY = ("data",)  # flags that take several values
 
 
 @dataclass(frozen=True)
@@ -323,7 +321,14 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
         add_help=False,
         allow_abbrev=False,
     )
-    _add_own(parser, command)
+    if command == "chat":
+        parser.add_argument("surplus", nargs="*", help=argparse.SUPPRESS)
+    else:
+        section = parser.add_argument_group(command.capitalize())
+        if (word := known.word) is not None:
+            section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
+        for own in known.fields.values():
+            _add(section, own, True, **({"nargs": "+"} if own.name == "data" else {}))  # --data takes several files
     sections = {
         group: parser.add_argument_group(group) for group in dict.fromkeys(row.group for row in FIELDS.values())
     }
@@ -342,17 +347,6 @@ def build_parser(command: str = "chat", rare: bool = False) -> argparse.Argument
     )
     other.add_argument("--version", action="version", version=version(), help="show the version and leave")
     return parser
-
-
-def _add_own(parser: argparse.ArgumentParser, command: str) -> None:
-    if command == "chat":
-        parser.add_argument("surplus", nargs="*", help=argparse.SUPPRESS)
-        return
-    section = parser.add_argument_group(command.capitalize())
-    if (word := COMMANDS[command].word) is not None:
-        section.add_argument(word.name, nargs=word.nargs, metavar=word.metavar, help=word.help)
-    for known in OWN_FIELDS.get(command, {}).values():
-        _add(section, known, True, **({"nargs": "+"} if known.name in _MANY else {}))
 
 
 class _AddText(argparse.Action):

@@ -6,7 +6,6 @@ of them down. The last lane's text is written as it is produced. Does not know h
 
 import json
 import sys
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import IO
@@ -43,7 +42,7 @@ class AnswerWriter:
     On a terminal control characters are written as visible escapes: a model must not move the cursor.
     """
 
-    def __init__(self, stream: IO[str], decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, stream: IO[str], decode: Decode) -> None:
         self._stream, self._decode = stream, decode
         self._ids: list[int] = []
         self._written = ""

@@ -4,11 +4,8 @@ and the text of /info and /stats.
 Errors that a user can correct are raised as UserError; the caller that dispatched the command shows them. No torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -227,23 +224,22 @@ def saved(state: ConsoleState) -> str:
         "pair": state.pairs.name,
         "drafter": spec.drafter_name if spec else None,
         "system": chat.system,
-        "tokenizer": _tokenizer(state),
+        "tokenizer": _tokenizer(chat),
     }
     return as_json(chat.turns, about)
 
 
-def _tokenizer(state: ConsoleState) -> str:
+def _tokenizer(chat: Conversation) -> str:
     """Return a mark that differs if ids mean other tokens, or if an encoder reads the prompts."""
     from utils.loading.fit import fingerprint
 
-    assert state.chat is not None
-    return fingerprint(state.chat.tokenizer) + (" encoder" if state.chat.single else "")
+    return fingerprint(chat.tokenizer) + (" encoder" if chat.single else "")
 
 
 def load(state: ConsoleState, path: Path) -> None:
     file = read_chat(path)
     engine, chat = state.engine(), state.conversation()
-    same = file.tokenizer in (None, _tokenizer(state)) and chat.reads(file.turns, engine.target.vocab_size)
+    same = file.tokenizer in (None, _tokenizer(chat)) and chat.reads(file.turns, engine.target.vocab_size)
     before = len(chat.turns)
     layers = (
         state.layers if file.system == state.settings.system else state.layers.with_console_changes(system=file.system)
@@ -393,7 +389,7 @@ def _model(model: LoadedModel) -> str:
     )
 
 
-def facts(engine: PairEngine, chat: Conversation) -> str:
+def facts(engine: "PairEngine", chat: Conversation) -> str:
     """Return the lines of /info: pair, models, context."""
     loaded = engine.loaded
     if engine.server is not None:
@@ -459,7 +455,9 @@ def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
     """Return the figures of the lanes of answers by the same models. A speed-up is over the answers that have both
     lanes."""
     rows = [{answer.method: answer for answer in answered.answers} for answered in answers]
-    lanes = {name: [row[name] for row in rows if name in row] for name in dict.fromkeys(chain(*rows))}
+    lanes = {
+        name: [row[name] for row in rows if name in row] for name in dict.fromkeys(name for row in rows for name in row)
+    }
     merged = {name: merge(answer.stats for answer in lane) for name, lane in lanes.items()}
     seen = sum(any(track.pane().seen for track in answered.tracks) for answered in answers)
     lines = [plural(len(answers), "answer") + (f", {seen} of them seen before" if seen else "")]

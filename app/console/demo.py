@@ -3,11 +3,8 @@
 The steps are data (app/replay/player.py); each answer has a separate conversation. Knows no decoding and no drawing.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from app.console.answer import answer
 from app.console.state import ConsoleState
@@ -22,11 +19,6 @@ from app.settings.table import Layers, ModelOptions, Settings
 from utils.errors import UserError
 from utils.progress import INTERRUPTED
 from utils.visible import to_stderr
-
-if TYPE_CHECKING:
-    from app.lanes.lane import PairEngine
-
-_WARM_UP = 8  # tokens
 
 
 def run_demo(settings: Settings, options: ModelOptions, args: Namespace) -> int:
@@ -47,23 +39,20 @@ def _live(settings: Settings, options: ModelOptions, steps: Sequence[tuple[int, 
         state.stop, state.touring, state.can_continue = stop, True, False
         state.pairs.engine, state.pairs.spec = engine, engine.loaded.spec
         try:
-            return Tour(state, engine).walk(steps)
+            tour = Tour(state)
+            tour.warm_up(steps[0][1])
+            return walk(steps, tour.play, state)
         finally:
             if state.log is not None:
                 state.log.close()
 
 
 class Tour:
-    """The tour of an engine."""
+    """The tour of the loaded pair."""
 
-    def __init__(self, state: ConsoleState, engine: PairEngine) -> None:
-        self.state, self.engine, self.layers = state, engine, state.layers
+    def __init__(self, state: ConsoleState) -> None:
+        self.state, self.engine, self.layers = state, state.engine(), state.layers
         self.slow = state.settings.slow
-
-    def walk(self, steps: Sequence[tuple[int, PlayedStep]]) -> bool:
-        """Go through the steps; False if Ctrl-C ended it."""
-        self._warm_up(steps[0][1])
-        return walk(steps, self.play, self.state)
 
     def play(self, step: PlayedStep) -> Answers | None:
         """Return the answers of a step; one that these models cannot give is left out."""
@@ -93,12 +82,12 @@ class Tour:
             state.say("", heading(models, settings, state.look), question(step.question, state.look))
         return [state.answers[-1].tracks] if answer(plan, state) else []
 
-    def _warm_up(self, step: PlayedStep) -> None:
+    def warm_up(self, step: PlayedStep) -> None:
         """Decode a first answer, which is not shown, since first passes are slow. The rate of plain decoding after it
         sets how much the tour is slowed.
         """
         for compare in (step.plays[0].get("compare", BASE_SETTINGS["compare"]), "ar"):
-            settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": _WARM_UP})
+            settings = self._set({**step.plays[0], "compare": compare, "max_new_tokens": 8})
             chat = conversation(self.engine, settings)
             for lane in self.engine.lanes(settings):
                 answer = run_lane(lane, chat.plan(step.question).prompt, chat.text, interrupt=self.state.stop)

@@ -3,8 +3,6 @@
 Importing this imports no torch, so the prompt takes keys at once. Knows no decoding.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -188,7 +186,7 @@ class Signals:
         self.code = 0  # the exit code, of the first signal
         self._before: dict[int, Handler] = {}
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> "Signals":
         with contextlib.suppress(ValueError):  # no signals outside the main thread
             for number in _SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:

@@ -79,16 +79,18 @@ def _cache(state: ConsoleState, rest: str) -> None:
     state.say("the cache is always used: it changes no output")
 
 
-_ROWS = (
-    _toggle("speculative", "spec"),
-    _toggle("target", "ar"),
-    _toggle("ngram", "ngram"),
-    value("chat", _GROUP),
-    value("debug", _GROUP),
-    value("top_k_filler", _GROUP, name="ngram_filler"),
-    value("reset_in_between", _GROUP, name="ngram_reset"),
-    Command("/set_ngramstorage basic|onelevel N", "n-grams", _GROUP, _ngram_storage, text),
-    Command("/processor [NAME NUMBERS]", f"sampling: {', '.join(PROCESSORS)}", _GROUP, _processor, text),
-    Command("/cache", "the cache", _GROUP, _cache, text),
-)
-SOURCE_WORDS = {command.name: command for command in _ROWS}
+SOURCE_WORDS = {
+    command.name: command
+    for command in (
+        _toggle("speculative", "spec"),
+        _toggle("target", "ar"),
+        _toggle("ngram", "ngram"),
+        value("chat", _GROUP),
+        value("debug", _GROUP),
+        value("top_k_filler", _GROUP, name="ngram_filler"),
+        value("reset_in_between", _GROUP, name="ngram_reset"),
+        Command("/set_ngramstorage basic|onelevel N", "n-grams", _GROUP, _ngram_storage, text),
+        Command("/processor [NAME NUMBERS]", f"sampling: {', '.join(PROCESSORS)}", _GROUP, _processor, text),
+        Command("/cache", "the cache", _GROUP, _cache, text),
+    )
+}

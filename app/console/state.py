@@ -263,9 +263,8 @@ class ConsoleState(Surface):
         before, loaded = self.settings, self.pairs.engine
         if engine is None or _runs(engine, settings):
             return
-        if settings.compare == before.compare and (loaded is None or not _runs(loaded, before)):
-            return
-        engine.lanes(settings)
+        if settings.compare != before.compare or (loaded is not None and _runs(loaded, before)):
+            engine.lanes(settings)
 
     def _go_on(self, layers: Layers, engine: PairEngine | None) -> None:
         """Continue conversation and session log under these settings; an error leaves both as they were."""

@@ -14,7 +14,7 @@ from utils.errors import raise_first
 
 SELF = "self"
 TEXT, TABLES, HEAD = STAGES = ("text", "tables", "head")
-_FILE, _FOLDER = Text("FILE", "a file", optional=True), Text("DIR", "a folder", optional=True)
+_FOLDER = Text("DIR", "a folder", optional=True)
 _ANY = "|".join(TASKS)
 _TASK_LIST = Text(
     *("LIST|all", f"all or a comma list of {', '.join(TASKS)}", ("all", *TASKS)),

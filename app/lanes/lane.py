@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from app.lanes.drafters import DrafterKey, PairDrafters
@@ -170,8 +169,6 @@ class Lane:
         interrupt: Callable[[], bool] = never,
         alternatives: int = 0,
     ) -> Iterator[Event]:
-        # A server reports only a few tokens of each position, too few to work out an entropy or a rank.
-        alternatives = 0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top)
         return generate(
             self.lm,
             rows,
@@ -181,7 +178,8 @@ class Lane:
             pace=pace,
             session=session,
             interrupt=interrupt,
-            alternatives=alternatives,
+            # A server reports only a few tokens of each position, too few to work out an entropy or a rank.
+            alternatives=0 if isinstance(self.lm, RemoteLM) else max(alternatives, self.settings.log_top),
         )
 
     def constraint(self) -> FormConstraint | None:
@@ -240,11 +238,11 @@ class ServerLane(Lane):
 
 
 def make_sampler(
-    settings: Settings, bias: Bias = MappingProxyType({}), constraint: FormConstraint | None = None
+    settings: Settings, bias: Bias | None = None, constraint: FormConstraint | None = None
 ) -> KeyedSampler:
     """Return the sampler of one answer."""
     return KeyedSampler(
-        LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}, logit_bias=bias),
+        LogitsProcessor(**{name: getattr(settings, name) for name in ARGUMENTS}, logit_bias=bias or {}),
         settings.seed,
         coupling=settings.coupling,  # type: ignore[arg-type]
         draft_sampling=settings.draft_sampling,  # type: ignore[arg-type]
@@ -354,7 +352,7 @@ class PairEngine:
                 raise UsageError(f"lane draft needs a drafter model, got drafter {word} (--drafter sets one)")
             if model.reads_hidden:
                 raise UsageError("lane draft: this drafter reads the target's states and cannot run alone")
-            return lane_of(model, NoDrafter(), shares_target=False, reopen=self._reopen)
+            return lane_of(model, NoDrafter(), shares_target=False, reopen=partial(self._reopen, model))
         if name == "beam":
             for setting in (setting for setting in ("stop", *FORMS) if getattr(settings, setting)):
                 what = "stop strings" if setting == "stop" else setting
@@ -470,10 +468,9 @@ class PairEngine:
         self._lane_drafters.clear()
         self._draft_session = None
 
-    def _reopen(self, prompt: list[int], begun: Sequence[int]) -> Session:
-        assert self.drafters.model is not None
+    def _reopen(self, model: LM, prompt: list[int], begun: Sequence[int]) -> Session:
         previous, self._draft_session = self._draft_session, None
-        self._draft_session = go_on(self.drafters.model.open([prompt], previous=previous), begun)
+        self._draft_session = go_on(model.open([prompt], previous=previous), begun)
         return self._draft_session
 
     def _lane_drafter(self, name: str, settings: Settings) -> _LaneDrafter:

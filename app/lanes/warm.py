@@ -11,7 +11,6 @@ random.
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ def warm_up(engine: PairEngine) -> None:
     if engine.server is not None:  # it runs elsewhere
         return
     if engine.encodes:  # some tokens of the lane spec; nothing is measured
-        deque(engine.lane("spec", Settings(gamma=2, max_new_tokens=3)).run([0] * 8), maxlen=0)
+        list(engine.lane("spec", Settings(gamma=2, max_new_tokens=3)).run([0] * 8))
         engine.forget()
     else:
         engine.measured = _remembered(_key(engine), _measured(engine))

@@ -327,8 +327,15 @@ CHECK_FIELDS: Mapping[str, Field] = {
 }
 
 
-def _check_plan(args: Namespace, given: SettingValues) -> None:
-    """Raise UsageError, in one line, for flags of --plan that exclude each other or are given without --plan."""
+def check_args(given: SettingValues, words: Sequence[str] = ()) -> Namespace:
+    """Return the values. `program`: the program whose command to print, or None; `forecast`: whether to predict the
+    pair's speed; `plan`: whether to print the speed-up over gamma and alpha; `c` replaces every other cost of drafting.
+
+    UsageError, in one line, for flags of --plan that exclude each other or are given without --plan.
+    """
+    args = arguments(CHECK_FIELDS, given)
+    args.program = vars(args).pop("for")
+    args.forecast = args.program is not None or len(given.get("name") or ()) == 2
     flags = {name: field.flag for name, field in PLAN_FIELDS.items() if name in given}
     described = args.target_params is not None
     raise_first(
@@ -349,14 +356,4 @@ def _check_plan(args: Namespace, given: SettingValues) -> None:
             "--c and --drafter-params contradict each other: give one": described and args.c and args.drafter_params,
         }
     )
-
-
-def check_args(given: SettingValues, words: Sequence[str] = ()) -> Namespace:
-    """Return the values. `program`: the program whose command to print, or None; `forecast`: whether to predict the
-    pair's speed; `plan`: whether to print the speed-up over gamma and alpha; `c` replaces every other cost of drafting.
-    """
-    args = arguments(CHECK_FIELDS, given)
-    args.program = vars(args).pop("for")
-    args.forecast = args.program is not None or len(given.get("name") or ()) == 2
-    _check_plan(args, given)
     return args

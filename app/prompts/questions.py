@@ -57,6 +57,7 @@ _LIBRARY = (
 
 FIRST_QUESTION = "Write a Python function that returns the n-th Fibonacci number, and explain it line by line."
 
+# (category, turns) of each prompt; their question_id is their number, from 1.
 PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("writing", ("Write a short story about a lighthouse keeper who finds a message in a bottle.",)),
     ("coding", (FIRST_QUESTION,)),
@@ -81,7 +82,6 @@ PROMPTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("retrieval", (f"Use only these notes. Which whales dive deepest, and what for?\n\n{_WHALES}",)),
     ("retrieval", (f"{_LIBRARY}\n\nI am 30 and bring a book and a film back three days late. What do I pay?",)),
 )
-"""(category, turns) of each prompt; their question_id is their number, from 1."""
 
 
 @dataclass(frozen=True)
@@ -193,16 +193,13 @@ def chosen(questions: Sequence[Question], file: str | Path) -> list[Question]:
     """Return the questions whose ids `file` lists, one a line (# begins a comment), in its order. UsageError names a
     line."""
     path = Path(os.path.expanduser(file))
-    known: dict[str, list[Question]] = {}
-    for question in questions:
-        if question.question_id is not None:
-            known.setdefault(str(question.question_id), []).append(question)
+    known = [(str(question.question_id), question) for question in questions if question.question_id is not None]
     selected: dict[str, Question] = {}
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         name = line.partition("#")[0].strip()
         if not name:
             continue
-        same = known.get(name, [])
+        same = [question for question_id, question in known if question_id == name]
         have = f"{len(same) or 'none'} of the {len(questions)} prompts have question id {got(name)}, not one"
         raise_first(
             {
@@ -242,10 +239,6 @@ def stratified(questions: Sequence[Question], limit: int | None) -> list[Questio
     return [questions[index] for index in sorted(in_turn[:limit])]
 
 
-def _gsm8k(row: Json) -> Json:
-    return {"prompt": row["question"]}
-
-
 def _mmlu(row: Json) -> Json:
     """Return the layout of Hendrycks et al. (2021): a header, the question, lettered choices, "Answer:"."""
     subject = row["subject"]
@@ -272,10 +265,6 @@ def _mmlu_cascade(row: Json) -> Json:
     return {"prompt": prompt, "category": row["subject"]}
 
 
-def _hellaswag(row: Json) -> Json:
-    return {"prompt": row["prompt"] if "prompt" in row else row["ctx"]}
-
-
 def _mt_bench(row: Json) -> Json | None:
     """Return a question of two turns; other questions of Spec-Bench are not MT-Bench's."""
     turns = row["turns"] if "turns" in row else row["prompt"]
@@ -288,17 +277,17 @@ def _mt_bench(row: Json) -> Json | None:
     }
 
 
+# By a set's name: the names of its file in the folder, of which the first that exists is read; and the function that
+# turns a record into an object of a prompt file, or into None if it is not part of the set.
 DATASETS: Mapping[str, tuple[tuple[str, ...], ReadRecord]] = {
     "spec_bench": (("spec_bench.jsonl",), dict),
     "mt_bench": (("mt_bench.jsonl", "spec_bench.jsonl"), _mt_bench),
-    "gsm8k": (("gsm8k_test.jsonl",), _gsm8k),
+    "gsm8k": (("gsm8k_test.jsonl",), lambda row: {"prompt": row["question"]}),
     "mmlu": (("mmlu_sample.jsonl",), _mmlu),
     "gsm8k_cascade": (("gsm8k_test.jsonl",), _gsm8k_cascade),
     "mmlu_cascade": (("mmlu_sample.jsonl",), _mmlu_cascade),
-    "hellaswag": (("hellaswag_prompts.jsonl",), _hellaswag),
+    "hellaswag": (("hellaswag_prompts.jsonl",), lambda row: {"prompt": row["prompt" if "prompt" in row else "ctx"]}),
 }
-"""By a set's name: the names of its file in the folder, of which the first that exists is read; and the function that
-turns a record into an object of a prompt file, or into None if it is not part of the set."""
 
 NAMED = tuple(DATASETS)
 PROMPT_FIELDS = by_name(  # flags of the commands that answer many prompts

@@ -10,8 +10,6 @@ All text on the screen comes from calls of `decode` with ids. :class:`LoggingDec
 costs a few characters a token; :class:`ReplayingDecoder` answers the same calls from the entries.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -25,10 +23,9 @@ from typing import IO, TYPE_CHECKING, Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.conversation import Plan
-from app.lanes.answers import shown_settings
+from app.lanes.answers import difference, shown_settings
 from app.lanes.costs import LaneRecord, event_of, kept, settings_of
 from app.screen.live import LaneViews, Pause, Track
-from app.screen.spans import common
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Reason, to_json
@@ -68,7 +65,7 @@ class LoggingDecoder:
             text, sizes = self._decode(list(ids)), range(len(ids) - 1, max(0, len(ids) - _BACK), -1)
             size = next((size for size in sizes if key[:size] in self._texts), 0)
             before, known = self._texts[key[:size]] if size else (NOTHING, "")
-            kept = len(known) if text.startswith(known) else common(known, text)
+            kept = len(known) if text.startswith(known) else difference(known, text) or 0
             self._news.append((before, key[size:], kept, text[kept:]))
             self._texts[key] = (len(self._texts), text)
         return self._texts[key][1]
@@ -299,14 +296,19 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
 
     def open_answer(
         self,
-        engine: PairEngine,
+        engine: "PairEngine",
         lanes: Sequence[LaneRecord],
         plan: Plan,
         settings: Settings,
         decode: Decode,
-    ) -> AnswerLog:
-        """Open an answer by these lanes, whose texts `decode` returns."""
-        if (head := _head(engine)) != self._head:
+    ) -> "AnswerLog":
+        """Open an answer by these lanes, whose texts `decode` returns; a line with the facts of the pair that a replay
+        needs comes first if they have changed."""
+        end = getattr(engine.tokenizer, "eos_token_id", None)
+        end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
+        start = {} if engine.start_id is None else {"start_id": engine.start_id}
+        head = {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, **start}
+        if head != self._head:
             self._head = head
             self.write(
                 {
@@ -317,7 +319,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
             )
         return AnswerLog(self, plan, settings, lanes, LoggingDecoder(decode))
 
-    def log_answer(self, engine: PairEngine, track: Track, plan: Plan) -> str:
+    def log_answer(self, engine: "PairEngine", track: Track, plan: Plan) -> str:
         """Log a finished answer of one lane; return a line about the file if writing failed, else ""."""
         log = self.open_answer(engine, [track.lane], plan, track.lane.settings, track.decode)
         for event in track.events:
@@ -442,11 +444,3 @@ def opened(path: Path) -> IO[bytes]:
     except OSError:  # a file system without locks
         return file
     return file
-
-
-def _head(engine: PairEngine) -> Json:
-    """Return the facts of a pair that a replay needs."""
-    end = getattr(engine.tokenizer, "eos_token_id", None)
-    end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
-    start = {} if engine.start_id is None else {"start_id": engine.start_id}
-    return {**models_of(engine), "vocab_size": engine.target.vocab_size, "end_id": end, **start}

@@ -30,6 +30,7 @@ _LINES = 2  # lines of the text that stay above a panel
 _TEXT = 16  # columns of a token's text in the table, at most
 LISTED = 5  # likeliest tokens of target and drafter that are listed
 
+# The keys of a what-if, and the values that each goes through.
 SUPPOSE = {"t": "temperature", "p": "top_p", "k": "top_k", "m": "min_p"}
 LADDERS: Mapping[str, Sequence[float]] = {
     "temperature": (0, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.2, 1.5, 2),
@@ -37,7 +38,6 @@ LADDERS: Mapping[str, Sequence[float]] = {
     "top_k": (0, 1, 2, 3, 5, 10, 20, 50),
     "min_p": (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
 }
-"""The keys of a what-if, and the values that each goes through."""
 
 # The target's token is a correction after a rejected draft, a bonus after accepted ones, an own token without drafts.
 Origin = Literal["accepted", "correction", "bonus", "own token", "forced", "a server's"]

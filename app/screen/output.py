@@ -4,8 +4,6 @@ Loading and answering many prompts show their progress, less often if standard e
 to a file has at most 100 columns. Knows no figures and no answers.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Column, Table
+from tqdm import tqdm
 
 from app.lanes.pairing import choose_pair, drafter_words, load, load_options
 from app.screen.terminal import make_console, size_in
@@ -26,20 +25,14 @@ from utils.progress import Progress, Remaining, never
 from utils.visible import to_stderr, visible
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from app.lanes.lane import PairEngine
-
-    Bar = tqdm[NoReturn]
 
 
 _WIDTH = 100  # columns of a table that goes to no terminal
 
 
-def answer_bar(total: int, settings: Settings, done: int = 0) -> Bar:
+def answer_bar(total: int, settings: Settings, done: int = 0) -> "tqdm[NoReturn]":
     """Return a tqdm bar over `total` answers, `done` of which an earlier run made; --quiet shows none."""
-    from tqdm import tqdm
-
     return tqdm(
         total=total,
         initial=done,
@@ -53,7 +46,7 @@ def answer_bar(total: int, settings: Settings, done: int = 0) -> Bar:
 
 def load_engine(
     settings: Settings, options: ModelOptions, cancelled: Callable[[], bool], *, servers: bool = False
-) -> PairEngine:
+) -> "PairEngine":
     """Load the pair that the options name, with progress on standard error. UserError if its target is a server, unless
     `servers` are allowed."""
     spec = choose_pair(options)  # a wrong pair is an error before torch is loaded

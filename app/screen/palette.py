@@ -5,8 +5,6 @@ through and the target's is bold. A tint of "accepted", or a letter without colo
 accepted token; `/trace` says it in words. Knows no text and no layout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,13 +13,13 @@ from rich.style import Style
 
 from sampling.events import GRAMMAR
 
+# The roles of accepted text by the source that proposed it, in the order of the lane's source names.
 TINTS = ("accepted", "accepted 2", "accepted 3", "accepted 4", "accepted 5")
-"""The roles of accepted text by the source that proposed it, in the order of the lane's source names."""
 
 FORCED = "accepted grammar"  # the role of accepted text that a grammar forced
 
+# The roles of a token in /heat, from the target's surest tokens to its least sure ones.
 HEAT = ("plain", "heat 1", "heat 2", "heat 3", "heat 4")
-"""The roles of a token in /heat, from the target's surest tokens to its least sure ones."""
 
 # The tints of a palette are distinct from each other, on black and on white, and from the greens of terminals; those of
 # "cb" also for colour-blind eyes.
@@ -161,6 +159,6 @@ class Look:
         """Return the characters drawn for `name`. Without colour Greek letters are words and level bars are missing."""
         return (ASCII if self.ascii or (name in _WORDS and not self.color) else UNICODE)[name]
 
-    def sized(self, *, width: int | None = None, height: int | None = None) -> Look:
+    def sized(self, *, width: int | None = None, height: int | None = None) -> "Look":
         """Return the same look with another width (None: the same one) and height (None: unlimited)."""
         return replace(self, width=self.width if width is None else width, height=height)

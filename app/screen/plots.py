@@ -220,8 +220,8 @@ def _measured(track: Track, plain: Stats) -> list[str]:
 
 
 PROBABILITY, ENTROPY = "p", "entropy"
+# The bounds between the tints of HEAT: the least probability, or the largest entropy in bits, of each but the last.
 LIMITS = {PROBABILITY: (0.9, 0.5, 0.2, 0.05), ENTROPY: (0.5, 1.0, 2.0, 4.0)}
-"""The bounds between the tints of HEAT: the least probability, or the largest entropy in bits, of each but the last."""
 
 
 def probability(token: SaidToken) -> float | None:

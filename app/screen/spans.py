@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from app.lanes.answers import difference
 from app.screen.rows import plural
 from app.settings.table import Settings
 from sampling.events import BeamStep, BeamTree, Event, Finished, Step
@@ -114,7 +115,8 @@ class Spanner:
             if not span.committed:
                 settled.append(span)
                 continue
-            if same := common(span.text, whole):
+            same = len(span.text) if whole.startswith(span.text) else difference(span.text, whole) or 0
+            if same:
                 settled.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
             if same < len(span.text):
@@ -149,12 +151,6 @@ class BeamReader:
         text = self._decode([*self._context, *best.tokens])[len(self._before) :]
         text = text if best.finished else text.rstrip(REPLACEMENT)  # a character may not be complete yet
         return [Span(text, "plain")] if text else []
-
-
-def common(text: str, other: str) -> int:
-    """Return the length of the longest common prefix."""
-    parting = (index for index, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
-    return next(parting, min(len(text), len(other)))
 
 
 def _source(step: Step, node: int) -> int:

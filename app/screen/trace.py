@@ -135,12 +135,12 @@ def _downwards(step: Step, above: int = -1, margin: str = "") -> Iterator[tuple[
             yield from _downwards(step, node, margin + ("   " if last else "│  "))
 
 
+# By the phase of a round: the fields of a draft that are not known yet, and the values shown for them.
 _UNKNOWN: dict[int, Json] = {
     DRAFTED: {"fate": "drafted", "coin": None, "p": None, "chance": None},
     SCORED: {"fate": "drafted", "coin": None},
     ACCEPTED: {},
 }
-"""By the phase of a round: the fields of a draft that are not known yet, and the values shown for them."""
 
 
 class Trace(Drawn):

@@ -6,8 +6,6 @@ first. The heading says in one line which models run, by a loaded pair or a file
 too; it is drawn while torch is still loading. Knows no models, no keyboard and no torch.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,23 +31,23 @@ from app.screen.panes import (
     timeline,
     title_of,
 )
-from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow
+from app.screen.rows import Chunk, Drawn, Lines, Row, chunk, flow, share
 from app.screen.terminal import Interrupts
 from app.settings.table import Settings
 from app.settings.types import SHOWN
 from utils.catalogue.specs import CASCADES, head_kind_of
 from utils.kernels.build import instruction_set, why_not
+from utils.loading.loaded import LoadedModel
 from utils.visible import visible
 
 if TYPE_CHECKING:
     from app.lanes.lane import PairEngine
-    from utils.loading.loaded import LoadedModel
 
 
 Models = Mapping[str, str]  # pair, target, drafter, where
 
 
-def models_of(engine: PairEngine) -> dict[str, str]:
+def models_of(engine: "PairEngine") -> dict[str, str]:
     """Return the names of the loaded models, and where they run."""
     target, server = engine.loaded.target, engine.server
     return {
@@ -97,7 +95,7 @@ def filters(settings: Settings) -> list[str]:
     return [text for text, shapes in texts.items() if shapes]
 
 
-def drafter_name(engine: PairEngine) -> str:
+def drafter_name(engine: "PairEngine") -> str:
     """Return the name of the pair's drafter."""
     loaded = engine.loaded
     if loaded.drafter is not None:
@@ -160,13 +158,10 @@ class Section(NamedTuple):
     rows: list[Row]
 
 
-def _resting(pane: PaneData) -> str:
+def _resting(label: str, c: float, alpha: float | None) -> str:
     """Return why a lane does not draft."""
-    assert pane.resting is not None
-    c, alpha = (None if value is None else f"{value:.2f}".removeprefix("0") for value in pane.resting)
-    return f"{pane.label}: drafts do not pay here: c {c}, " + (
-        "none was worth a wider pass" if alpha is None else f"alpha {alpha}"
-    )
+    why = "none was worth a wider pass" if alpha is None else f"alpha {share(alpha)}"
+    return f"{label}: drafts do not pay here: c {share(c)}, {why}"
 
 
 Proposers = tuple[tuple[int, str], ...]  # (source, name) of the sources whose accepted drafts a lane shows in tints
@@ -248,7 +243,8 @@ class Summary(Drawn):
                 blocks.append(Section(5, flow(positions(pane.stats, look, pane.label * (len(drafting) > 1)), look, 2)))
         # The last lane's answer, which the chat continues from, may be incomplete: the note says why.
         text = note(self.panes[-1], can_continue=self.can_continue) if self.panes and self.notes else ""
-        chunks = [chunk(text, "bad"), *(chunk(_resting(pane), "faint") for pane in self.panes if pane.resting)]
+        resting = (_resting(pane.label, *pane.resting) for pane in self.panes if pane.resting)
+        chunks = [chunk(text, "bad"), *(chunk(line, "faint") for line in resting)]
         notes = [row for each in chunks if each.width for row in flow([each], look)]
         blocks += [Section(2, notes), Section(6, flow(self._reading_aids(), look))]
         return [block for block in blocks if block.rows]

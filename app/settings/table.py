@@ -167,11 +167,9 @@ def _device(optional: bool) -> Text:
     )
 
 
-def _drafters() -> str:
-    more = {"tables": "tables, tables:FILE"}
-    return enumerated(f"{word} (…)" if "+" in word else more.get(word, word) for word in examples())
-
-
+_DRAFTERS = enumerated(
+    f"{word} (…)" if "+" in word else {"tables": "tables, tables:FILE"}.get(word, word) for word in examples()
+)
 _FILE = Text("FILE", "a file", pattern=r"[^\x00-\x1f\x7f]*")
 
 
@@ -204,7 +202,7 @@ class ModelOptions(_Record):
         None,
         Text(
             "ID|DIR|NAME",
-            f"a hub id, a folder, {_drafters()}",
+            f"a hub id, a folder, {_DRAFTERS}",
             DRAFTERS,
             optional=True,
         ),

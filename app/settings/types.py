@@ -120,13 +120,13 @@ class Whole(SettingKind):
             super().__init__(number, words, "N")
 
 
+# A seed for the noise; `random` draws one now, so that the run can be repeated.
 SEED = SettingKind(
     Annotated[Whole(0).type, BeforeValidator(lambda value: secrets.randbelow(2**31) if value == "random" else value)],
     f"a whole number from 0 to {SEED_LIMIT} or random",
     "N|random",
     ("random",),
 )
-"""A seed for the noise; `random` draws one now, so that the run can be repeated."""
 
 
 def _decimal(value: Any) -> Any:
@@ -181,6 +181,7 @@ class Choice(SettingKind):
         super().__init__(kind, words, every if len(every) <= SHOWN else "NAME", choices)
 
 
+# On or off; also yes/no, true/false, 1/0.
 SWITCH = SettingKind(
     Annotated[
         bool,
@@ -192,7 +193,6 @@ SWITCH = SettingKind(
     ("on", "off"),
     lambda value: "on" if value else "off",
 )
-"""On or off; also yes/no, true/false, 1/0."""
 
 
 class Text(SettingKind):
@@ -247,8 +247,8 @@ class _List(SettingKind):
         super().__init__(kind, f"a comma list of {allowed}", "LIST", choices, _joined)
 
 
+# A comma list of different lanes that draft.
 METHOD_NAMES = _List(Literal[METHODS], ", ".join(METHODS), METHODS)
-"""A comma list of different lanes that draft."""
 
 
 def _lane(name: str) -> str:
@@ -264,8 +264,8 @@ def _lane(name: str) -> str:
         raise RefusedError(f"a comma list of lanes, of which an oracle is {registry.ORACLE}") from None
 
 
+# A comma list of different lanes.
 LANE_NAMES = _List(Annotated[str, Strict(), AfterValidator(_lane)], f"{', '.join(LANES)}, server, URL", LANES)
-"""A comma list of different lanes."""
 
 
 class WholeList(_List):
@@ -295,6 +295,7 @@ def _drafters(names: tuple[str, ...]) -> tuple[str, ...]:
     return _once(names)
 
 
+# A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's.
 DRAFTER_NAMES = SettingKind(
     Annotated[
         tuple[str, ...],
@@ -306,7 +307,6 @@ DRAFTER_NAMES = SettingKind(
     registry.MEMBERS,
     lambda names: ",".join(names) or NONE,
 )
-"""A comma list (or a sequence) of drafters: words, or names of models that the pair brings. Empty: the pair's."""
 
 
 def unescaped(text: str) -> str:
@@ -330,6 +330,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
+# Texts, each once. In a single one \n is a line break. Empty: none.
 TEXTS = SettingKind(
     Annotated[Any, AfterValidator(_texts)],
     'a text, or several as a JSON list: ["a","b"]',
@@ -337,7 +338,6 @@ TEXTS = SettingKind(
     (),
     lambda texts: json.dumps(list(texts), ensure_ascii=False) if texts else NONE,
 )
-"""Texts, each once. In a single one \\n is a line break. Empty: none."""
 
 
 _BIASED = r"""\s*([0-9]+|'(?:[^'\\]|\\.)+'|"(?:[^"\\]|\\.)+")\s*=\s*([^\s,]+)\s*(?:,|$)"""
@@ -369,6 +369,7 @@ def _bias_text(bias: tuple[tuple[int | str, float], ...]) -> str:
     return ",".join(f"{key}={plain(amount)}" for key, amount in shown) or NONE
 
 
+# Biases by token. Empty: none.
 BIAS = SettingKind(
     Annotated[Any, AfterValidator(_biases)],
     "ids or texts in quotes with numbers from -100 to 100: 12=-100,' the'=1.5",
@@ -376,7 +377,6 @@ BIAS = SettingKind(
     (),
     _bias_text,
 )
-"""Biases by token. Empty: none."""
 
 
 def _matrix(value: Any) -> Matrix:
@@ -392,6 +392,7 @@ def _matrix(value: Any) -> Matrix:
         raise RefusedError(re.sub(r"^k_matrix must (be|hold) ", "", why)) from None
 
 
+# A K matrix as JSON text or as rows of numbers. Empty: the pair's.
 K_MATRIX = SettingKind(
     Annotated[Any, AfterValidator(_matrix)],
     "rows of whole numbers like [[5,10],[0,10]], upper triangular",
@@ -399,4 +400,3 @@ K_MATRIX = SettingKind(
     PUBLISHED,
     lambda value: json.dumps(value, separators=(",", ":")) if value else NONE,
 )
-"""A K matrix as JSON text or as rows of numbers. Empty: the pair's."""
