@@ -136,7 +136,12 @@ def back_to(state: ConsoleState, line: str) -> None:
     """Show the answer that the conversation continues from."""
     turn = state.said().turns[-1]
     state.latest = next((answered for answered in reversed(state.answers) if answered.turn is turn), None)
-    state.say(line, answer_text(turn.text, state.settings, live=state.live))
+    state.say(line, shown_answer(state, turn.text))
+
+
+def shown_answer(state: ConsoleState, text: str) -> RenderableType:
+    """Return an answer's text with its thinking as the settings show it."""
+    return answer_text(text, state.settings, live=state.live, marks=state.conversation().thinking)
 
 
 def regen(state: ConsoleState, _: object) -> None:
@@ -158,10 +163,9 @@ def history(state: ConsoleState, _: object) -> None:
 
 def _chat(state: ConsoleState) -> Group:
     """Return every message and its answer, as they were shown."""
-    marks = state.conversation().thinking
-    look, parts = state.look, list[RenderableType]()
+    parts = list[RenderableType]()
     for turn in state.said().turns:
-        parts += [question(turn.user, look), answer_text(turn.text, state.settings, live=state.live, marks=marks), ""]
+        parts += [question(turn.user, state.look), shown_answer(state, turn.text), ""]
     return Group(*parts[:-1])
 
 
@@ -169,7 +173,7 @@ def last_thinking(state: ConsoleState) -> RenderableType:
     """Return the last answer with its thinking as the settings show it; "" if it has none."""
     marks, turns = (None, []) if state.chat is None else (state.chat.thinking, state.chat.turns)
     thinks = marks is not None and turns and thoughts(turns[-1].text, marks, state.settings.thinking)
-    return answer_text(turns[-1].text, state.settings, live=state.live, marks=marks) if thinks else ""
+    return shown_answer(state, turns[-1].text) if thinks else ""
 
 
 def plain_text(state: ConsoleState) -> str:
@@ -313,8 +317,7 @@ def heat(state: ConsoleState, by: str) -> None:
     from app.screen.plots import Heat
 
     if by == "off":
-        text, marks = state.said().turns[-1].text, state.conversation().thinking
-        return state.say(answer_text(text, state.settings, live=state.live, marks=marks))
+        return state.say(shown_answer(state, state.said().turns[-1].text))
     return state.page(Heat(last_answer(state).tokens, by, state.look.sized(height=None)))
 
 

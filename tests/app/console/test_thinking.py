@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from app.chat.conversation import Conversation
+from app.console.chat_commands import decode
 from app.console.state import ConsoleState
 from app.screen.palette import Look
 from app.screen.panes import Pane
@@ -143,6 +144,18 @@ def test_an_answer_that_is_cut_within_its_thinking_goes_on(catalogue: Path) -> N
     assert "Seven of them." in ran.after("/continue")
     assert FOLDED in ran.after("/continue")
     assert "so many stones lie here" in ran.after("/thinking show")
+    assert not ran.errors
+
+
+def test_an_answer_that_the_chat_goes_back_to_hides_its_thinking_too(catalogue: Path) -> None:
+    def force(state: ConsoleState) -> None:
+        chat = state.conversation()
+        decode(state, chat.plan_force(3, chat.turns[0].answer[3]))
+
+    ran = run_lines(catalogue, "one", force, "/undo", settings={"max_new_tokens": 20})
+    assert "the answer is as it was before a token was forced" in ran.after("/undo")
+    assert FOLDED in ran.after("/undo")
+    assert "stones" not in ran.after("/undo")
     assert not ran.errors
 
 
