@@ -16,8 +16,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Strict, StringConstraints, TypeAdapter, ValidationError
-from pydantic import Field as Limits
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field as Limits,
+    Strict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from sampling.drafters import registry
 from utils.catalogue.specs import Matrix, check_shape, unknown_member

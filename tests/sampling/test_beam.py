@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sampling import BeamPlan, beam_generate, beam_search_generate
 from sampling.drafters.draft_model import NoDrafter

@@ -1,8 +1,7 @@
 """The common prefix of two sequences: the fast search against one token at a time."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sampling.rows import common_prefix
 

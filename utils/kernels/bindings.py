@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from utils.kernels import build
-from utils.kernels.header import CONSTANTS, FUNCTIONS, LAYOUTS, STRUCTURES
-from utils.kernels.header import Structure as Structure
+from utils.kernels.header import CONSTANTS, FUNCTIONS, LAYOUTS, STRUCTURES, Structure as Structure
 
 if TYPE_CHECKING:
     from torch import Tensor

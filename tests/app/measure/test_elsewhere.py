@@ -16,8 +16,7 @@ from app.prompts.questions import prompt_ids
 from app.screen.output import load_engine
 from app.settings.table import Settings
 from tests.app.lanes.test_draft_heads import write_student
-from tests.app.lanes.test_encoder_decoder import TOKENS
-from tests.app.lanes.test_encoder_decoder import tokenizer as numbers
+from tests.app.lanes.test_encoder_decoder import TOKENS, tokenizer as numbers
 from tests.sampling.models.test_encoder_decoder import t5
 from tests.support.gguf_files import random_model, write_gguf
 from tests.support.tiny import TinyPair, tiny_model, tiny_pair, tiny_tokenizer

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from app.screen.inspection import Force, Inspection, SaidToken, TokenReader, decided, forced_in

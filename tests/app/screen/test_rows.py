@@ -1,8 +1,7 @@
 """Text to lines: wrapped by display width, nothing visible lost, nothing left that a terminal obeys."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.cells import cell_len
 
 from app.screen.rows import wrap

@@ -5,8 +5,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from app.screen.spans import Span, Spanner, committed_text, differing
 from sampling.events import Finished, Prefill, Step

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from app.lanes.answers import RULES, LaneRule, rule_of

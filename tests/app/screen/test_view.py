@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from rich.cells import cell_len
 from syrupy.assertion import SnapshotAssertion
 

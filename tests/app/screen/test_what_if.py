@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as tries
-from hypothesis import strategies as st
+from hypothesis import given, settings as tries, strategies as st
 
 from app.lanes.costs import kept
 from app.lanes.lane import PairEngine

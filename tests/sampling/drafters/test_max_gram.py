@@ -1,8 +1,7 @@
 """Max-gram drafting: which place it copies from, how it goes on behind a short copy, and that it follows any rows."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sampling.drafters.max_gram import MaxGramDrafter
 from sampling.drafters.tables.table_file import StaticTables

@@ -5,8 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from app.lanes.costs import event_of
 from sampling.events import Call, Event, Finished, Prefill, Step, to_json

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sampling.drafters.cascade import cascade_of
 from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter, source_of

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from sampling import autoregressive_generate, beam_search_generate, cascade_generate, speculative_generate
 from sampling.drafters.draft_model import ModelDrafter, ModelSource

@@ -17,8 +17,13 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import modeling_gguf_pytorch_utils as legacy
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    modeling_gguf_pytorch_utils as legacy,
+)
 
 from tests.support.refusals import refused
 from utils.catalogue.specs import gguf_parts, spec_from_argument

@@ -12,8 +12,7 @@ import pytest
 from tests.support.refusals import refused
 from tests.support.wheels import only_index, write_wheel
 from utils.catalogue.specs import ModelSpec
-from utils.loading import fetch as fetching
-from utils.loading import sources
+from utils.loading import fetch as fetching, sources
 from utils.loading.fetch import package_file
 from utils.loading.loaded import LoadOptions
 from utils.progress import Cancelled, Progress

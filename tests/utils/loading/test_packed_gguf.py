@@ -30,11 +30,9 @@ from utils.loading.packed_gguf import (
     FileConfig,
     PackedModel,
     config_in,
+    entry_of as entry_for,
     packed_entry,
     packed_model,
-)
-from utils.loading.packed_gguf import (
-    entry_of as entry_for,
 )
 from utils.loading.sources import model_folder
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import sampling.drafters.tables.suffix as suffix
 from sampling.drafters.draft_model import ModelSource, NoDrafter
