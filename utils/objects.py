@@ -9,7 +9,7 @@ HfTokenizer = Any  # a transformers tokenizer
 Json = dict[str, Any]  # a JSON object
 
 
-def nested(value: Any, *keys: str) -> Any:
+def nested(value: object, *keys: str) -> Any:
     """Return the value under these keys of dicts in dicts; None where one is missing or is no dict."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
