@@ -154,8 +154,7 @@ def test_full_acceptance_takes_the_fewest_passes(length: int, gamma: int) -> Non
 def test_plain_decoding_takes_a_pass_a_token() -> None:
     target = says()
     decode(target, [PROMPT], None, greedy(), length=9)
-    assert target.passes == 1 + 9
-    assert target.widths == [0] * 10
+    assert (target.passes, target.widths) == (1 + 9, [0] * 10)
 
 
 @pytest.mark.parametrize("name", ["perfect", "always wrong", "right every other time", "ngram", "empty"])

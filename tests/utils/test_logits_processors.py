@@ -91,8 +91,7 @@ def test_the_callers_logits_stay_as_they_are(dtype: torch.dtype) -> None:
     for processor in every_processor():
         probs = processor(logits)
         assert torch.equal(logits, before)
-        assert probs.shape == logits.shape
-        assert probs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert (probs.shape, probs.dtype) == (logits.shape, torch.float64 if dtype == torch.float64 else torch.float32)
         assert torch.allclose(probs.sum(dim=-1), torch.ones(2, 3, dtype=probs.dtype), atol=1e-5)
         assert bool((probs >= 0).all())
 

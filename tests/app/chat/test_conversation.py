@@ -142,8 +142,7 @@ def test_continue_goes_on_from_the_ids_and_keeps_one_turn() -> None:
     chat = conversation()
     answer(chat, "one", "half", "length", seed=7)
     plan = chat.plan_continue()
-    assert plan.prompt == chat.ids
-    assert plan.seed == 7
+    assert (plan.prompt, plan.seed) == (chat.ids, 7)
     turn = chat.commit(plan, [*ids(chat, " done"), STOP], "eos", seed=7)
     assert (turn.text, len(chat.turns), turn.reason) == ("half done", 1, "eos")
     assert shown(chat, chat.ids).endswith(f"half done{END}")

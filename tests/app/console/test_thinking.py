@@ -63,20 +63,25 @@ def pane(mode: str, spans: list[Span] = SPANS, color: bool = False) -> list[tupl
     return [(segment.text, str(segment.style or "")) for row in rows for segment in row[1:-2]]
 
 
-def test_a_pane_shows_thinking_whole_folded_or_not_at_all() -> None:
-    def text(mode: str, spans: list[Span] = SPANS) -> list[str]:
-        return [line for line, _ in pane(mode, spans)]
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [
+        ("show", "{+<think> so+} many [-bones-] stones</think>Sev{*en*}"),
+        ("fold", "[thought, 3 words: /thinking show]Sev{*en*}"),
+        ("hide", "Sev{*en*}"),
+    ],
+)
+def test_a_pane_shows_thinking_whole_folded_or_not_at_all(mode: str, shown: str) -> None:
+    assert "".join(text for text, _ in pane(mode)) == shown
 
-    assert "".join(text("show")) == "{+<think> so+} many [-bones-] stones</think>Sev{*en*}"
-    assert "".join(text("fold")) == "[thought, 3 words: /thinking show]Sev{*en*}"
-    assert "".join(text("hide")) == "Sev{*en*}"
-    assert text("fold", SPANS[:2]) == ["[thinking, 2 words so far]"]
+
+def test_a_pane_counts_the_words_of_thinking_that_goes_on() -> None:
+    assert [text for text, _ in pane("fold", SPANS[:2])] == ["[thinking, 2 words so far]"]
 
 
 def test_thinking_is_dim_and_keeps_its_colours() -> None:
     styles = dict(pane("show", color=True))
-    assert styles[" many"] == "dim green"
-    assert styles["en"] == "bold bright_magenta"
+    assert (styles[" many"], styles["en"]) == ("dim green", "bold bright_magenta")
     assert dict(pane("fold", color=True))["[thought, 3 words: /thinking show]"] == "dim"
 
 

@@ -15,12 +15,17 @@ VECTORS = [(0.8, 2, 0.1, 2.0333), (0.7, 4, 0.05, 2.3109), (0.8, 5, 0.05, 2.9514)
 BEST = {0.5: (3, 1.63), 0.6: (4, 1.92), 0.7: (6, 2.35), 0.8: (8, 3.09), 0.9: (13, 4.67)}
 
 
-def test_with_flat_verification_drafting_pays_from_alpha_c_on() -> None:
-    for c in (0.02, 0.05, 0.3, 0.9):
-        assert break_even(c) == pytest.approx(c, abs=1e-9)  # S = (1 + alpha) / (1 + c) at gamma 1
-    assert break_even(0.0) == 0.0
-    assert break_even(1.5) is None
-    assert break_even(1.0) == pytest.approx(1.0)
+@pytest.mark.parametrize(
+    ("c", "alpha"),
+    [
+        *((c, pytest.approx(c, abs=1e-9)) for c in (0.02, 0.05, 0.3, 0.9)),  # S = (1 + alpha) / (1 + c) at gamma 1
+        (0.0, 0.0),
+        (1.0, pytest.approx(1.0)),
+        (1.5, None),
+    ],
+)
+def test_with_flat_verification_drafting_pays_from_alpha_c_on(c: float, alpha: object) -> None:
+    assert break_even(c) == alpha
 
 
 def test_at_the_break_even_alpha_the_best_gamma_gains_nothing() -> None:
@@ -91,11 +96,16 @@ def test_what_does_not_go_together_is_told(words: list[str], why: str, capsys: p
     assert told.count("\n") == 1
 
 
-def test_flags_of_a_plan_belong_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--c", "0.1"]) == 2
-    assert capsys.readouterr().err == "error: --c belongs to --plan: give that too\n"
-    assert main(["check", "--plan", "--c", "0.1", "--speed"]) == 2
-    assert capsys.readouterr().err == "error: --plan is a table by itself: leave --for and --speed out\n"
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--c", "0.1"], "--c belongs to --plan: give that too"),
+        (["--plan", "--c", "0.1", "--speed"], "--plan is a table by itself: leave --for and --speed out"),
+    ],
+)
+def test_flags_of_a_plan_belong_to_it(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *words]) == 2
+    assert capsys.readouterr().err == f"error: {why}\n"
 
 
 # -- with models ------------------------------------------------------------------------------------

@@ -65,11 +65,23 @@ def test_a_step_that_was_left_ends_the_tour() -> None:
     assert seen == [STEPS[0].title]
 
 
-def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set() -> None:
-    assert slowness(Settings(), 156.2) == 16
-    assert slowness(Settings(), 3.0) == slowness(Settings(), None) == 1
-    assert slowness(Settings(), 1e9) == 1000
-    assert slowness(Settings(slow=3), 156.2) == 3
+@pytest.mark.parametrize(
+    ("settings", "rate", "times"),
+    [
+        (Settings(), 156.2, 16),
+        (Settings(), 3.0, 1),
+        (Settings(), None, 1),
+        (Settings(), 1e9, 1000),
+        (Settings(slow=3), 156.2, 3),
+    ],
+)
+def test_plain_decoding_is_shown_at_ten_tokens_a_second_unless_slow_is_set(
+    settings: Settings, rate: float | None, times: int
+) -> None:
+    assert slowness(settings, rate) == times
+
+
+def test_every_answer_of_every_step_is_as_slow_as_is_set() -> None:
     assert {answer.settings.slow for step in steps_of(Settings(slow=3)) for answer in step} == {3}
 
 

@@ -38,12 +38,13 @@ def test_the_line_at_each_width(width: int, shown: str) -> None:
     assert text(SPEC, AR, Look(width)) == shown
 
 
-def test_without_level_bars_it_is_digits() -> None:
-    digits = "spec accepted 01234410{}  tok/s 369722  AR 222222222222  peak 46"
-    assert text(SPEC, AR, Look(100, color=False)) == digits.format("·")
-    assert text(SPEC, AR, Look(100, ascii=True)) == digits.format(".")
-    assert bars_key(Look(ascii=True)) == "a digit a round: accepted drafts, 9: 9 or more, . none drafted"
-    assert bars_key(Look(color=False)) == "a digit a round: accepted drafts, 9: 9 or more, · none drafted"
+@pytest.mark.parametrize(("look", "none"), [(Look(100, color=False), "·"), (Look(100, ascii=True), ".")])
+def test_without_level_bars_it_is_digits(look: Look, none: str) -> None:
+    assert text(SPEC, AR, look) == f"spec accepted 01234410{none}  tok/s 369722  AR 222222222222  peak 46"
+    assert bars_key(look) == f"a digit a round: accepted drafts, 9: 9 or more, {none} none drafted"
+
+
+def test_the_key_of_level_bars() -> None:
     assert bars_key(Look()) == "a bar a round: ▁ 0, █ 7 or more, · none drafted"
 
 

@@ -76,9 +76,15 @@ def test_without_colour_letters_tell_the_sources_apart() -> None:
     assert "{g:x}" not in one
 
 
-def test_every_source_of_a_lane_has_a_letter_of_its_own() -> None:
-    assert letters(("match", "tables", "recalled", "suffix", "feature")) == ("m", "t", "r", "s", "f")
-    assert letters(("model", "match", "mm", "模型")) == ("m", "a", "2", "3")
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        (("match", "tables", "recalled", "suffix", "feature"), ("m", "t", "r", "s", "f")),
+        (("model", "match", "mm", "模型"), ("m", "a", "2", "3")),
+    ],
+)
+def test_every_source_of_a_lane_has_a_letter_of_its_own(sources: tuple[str, ...], expected: tuple[str, ...]) -> None:
+    assert letters(sources) == expected
 
 
 def test_a_bonus_differs_from_a_correction() -> None:

@@ -43,12 +43,9 @@ def spans(step: Step) -> list[tuple[str, str]]:
 
 def test_a_tree_and_its_branches() -> None:
     assert TREE.is_tree
-    assert TREE.depths == (0, 1, 0, 0, 1, 1)
-    assert TREE.rejected == (1, 4)
-    assert TREE.branch == (1,)
+    assert (TREE.depths, TREE.rejected, TREE.branch) == ((0, 1, 0, 0, 1, 1), (1, 4), (1,))
     nothing = replace(TREE, path=())
-    assert nothing.rejected == (0, 2, 3)
-    assert nothing.branch == (0, 1)
+    assert (nothing.rejected, nothing.branch) == ((0, 2, 3), (0, 1))
     chain = replace(TREE, drafted=(2, 4, 3), parents=(-1, 0, 1), path=(0,))
     assert not chain.is_tree
     assert chain.branch == (1, 2) == (*chain.rejected, *chain.discarded)
@@ -100,6 +97,4 @@ def test_a_round_refuses_once() -> None:
     """R is at most one a round, so that alpha is the chance that a depth is passed."""
     stats = measure([OPENING, TREE, replace(TREE, path=(0, 4))])
     assert (stats.draft_n, stats.draft_n_accepted, stats.draft_n_rejected) == (12, 3, 1)
-    assert stats.examined_at == (2, 2)
-    assert stats.accepted_at == (2, 1)
-    assert stats.alpha == 0.75
+    assert (stats.examined_at, stats.accepted_at, stats.alpha) == ((2, 2), (2, 1), 0.75)

@@ -207,14 +207,23 @@ def test_model_options_come_from_environment_and_flags() -> None:
         refused(model_options, {variable: value}, {}, match=f"^{variable} must be ", kind=UsageError)
 
 
-def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not() -> None:
-    assert misspelt_variables({"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}) == [
-        "SPEC_GAMA is not a setting (did you mean SPEC_GAMMA?)"
-    ]
-    assert misspelt_variables({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}) == []
-    meant = {"LENGTH": "MAX_NEW_TOKENS", "LOG": "RECORD", "CACHEDIR": "CACHE_DIR", "KERNEL": "KERNELS", "TOPP": "TOP_P"}
-    assert [misspelt_variables({f"SPEC_{word}": "3"}) for word in meant] == [
-        [f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)"] for word, name in meant.items()
+@pytest.mark.parametrize(
+    ("variables", "meant"),
+    [
+        ({"SPEC_GAMA": "3", "SPEC_FILE": "x", "SPEC_GAMMA": "3", "OTHER_GAMA": "1"}, {"GAMA": "GAMMA"}),
+        ({"SPEC_CACHE_DIR": "x", "SPEC_KERNELS": "torch"}, {}),
+        ({"SPEC_LENGTH": "3"}, {"LENGTH": "MAX_NEW_TOKENS"}),
+        ({"SPEC_LOG": "3"}, {"LOG": "RECORD"}),
+        ({"SPEC_CACHEDIR": "3"}, {"CACHEDIR": "CACHE_DIR"}),
+        ({"SPEC_KERNEL": "3"}, {"KERNEL": "KERNELS"}),
+        ({"SPEC_TOPP": "3"}, {"TOPP": "TOP_P"}),
+    ],
+)
+def test_a_nearly_named_variable_is_told_and_a_foreign_one_is_not(
+    variables: dict[str, str], meant: dict[str, str]
+) -> None:
+    assert misspelt_variables(variables) == [
+        f"SPEC_{word} is not a setting (did you mean SPEC_{name}?)" for word, name in meant.items()
     ]
 
 

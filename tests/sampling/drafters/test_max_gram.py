@@ -34,9 +34,9 @@ def drafted(prompt: list[int], generated: list[int], want: int = 1, tables: Stat
 # -- which place ----------------------------------------------------------------------------------
 
 
-def test_on_a_tie_the_earliest_place_is_copied_from() -> None:
-    assert drafted([7, 1, 7, 2, 7, 3], [7], 1) == [1]
-    assert drafted([7, 1, 7, 2], [7], 3) == [1, 7, 2]
+@pytest.mark.parametrize(("prompt", "want", "copied"), [([7, 1, 7, 2, 7, 3], 1, [1]), ([7, 1, 7, 2], 3, [1, 7, 2])])
+def test_on_a_tie_the_earliest_place_is_copied_from(prompt: list[int], want: int, copied: list[int]) -> None:
+    assert drafted(prompt, [7], want) == copied
 
 
 def test_nothing_is_matched_before_something_is_generated() -> None:

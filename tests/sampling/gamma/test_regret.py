@@ -164,8 +164,7 @@ def test_rows_of_a_batch_share_one_gamma_and_one_pass() -> None:
         one.observe([step])
         shared = {"draft_s": step.draft_s / 3, "verify_s": step.verify_s / 3}
         batch.observe([replace(step, row=row, **shared) for row in (0, 1, 3)])
-    assert one.acceptance.alphas == batch.acceptance.alphas
-    assert one.costs.c == batch.costs.c
+    assert (one.acceptance.alphas, one.costs.c) == (batch.acceptance.alphas, batch.costs.c)
 
 
 def test_another_conversation_is_not_known_and_the_machine_is() -> None:

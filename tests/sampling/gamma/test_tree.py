@@ -83,13 +83,21 @@ def test_a_tree_that_never_holds_is_given_up_and_tried_again() -> None:
     assert sum(sizes[300:]) > 120
 
 
-def test_what_is_kept_by_hand() -> None:
+BY_HAND = NodeCosts(v=(1.0, 1.1, 1.2, 1.9), calibration=0.5, rate=2.0)
+
+
+@pytest.mark.parametrize(
+    ("paths", "costs", "kept"),
+    [
+        ([0.9, 0.5, 0.5], BY_HAND, 2),  # they bring .45, .25 and .25
+        ([0.3, 0.2], BY_HAND, 0),  # .15 < .2
+        ([0.3, 0.3, 0.3], BY_HAND, 0),
+        ([0.1, 0.1], None, 2),  # nothing known of costs: all stay
+    ],
+)
+def test_what_is_kept_by_hand(paths: list[float], costs: NodeCosts | None, kept: int) -> None:
     """rate 2, v 1, 1.1, 1.2, 1.9: nodes cost .2, .2 and 1.4."""
-    costs = NodeCosts(v=(1.0, 1.1, 1.2, 1.9), calibration=0.5, rate=2.0)
-    assert worthwhile([0.9, 0.5, 0.5], costs) == 2  # they bring .45, .25 and .25
-    assert worthwhile([0.3, 0.2], costs) == 0  # .15 < .2
-    assert worthwhile([0.3, 0.3, 0.3], costs) == 0
-    assert worthwhile([0.1, 0.1], None) == 2  # nothing known of costs: all stay
+    assert worthwhile(paths, costs) == kept
 
 
 @settings(max_examples=200, deadline=None)

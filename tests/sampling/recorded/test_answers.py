@@ -110,8 +110,7 @@ def map_of(folder: Path, entries: dict[str, str], **told: Any) -> tuple[Any, ...
 def test_values_that_begin_with_their_prompts_are_split_behind_them(tmp_path: Path) -> None:
     told = {"1_5_6": "1_5_6_7", "1_5": "1_5_8_9", "1_7": "1_7"}
     split = [((1, 5, 6), (7,)), ((1, 5), (8, 9))]
-    assert map_of(tmp_path, told) == ("prompt first", split, None, 1)
-    assert map_of(tmp_path, told, arch="causal") == ("prompt first", split, None, 1)
+    assert map_of(tmp_path, told) == map_of(tmp_path, told, arch="causal") == ("prompt first", split, None, 1)
     whole = [((1, 5, 6), (1, 5, 6, 7)), ((1, 5), (1, 5, 8, 9)), ((1, 7), (1, 7))]
     assert map_of(tmp_path, told, prompt_tokens=0) == ("answers alone", whole, None, 0)
     assert RecordedLM.read(written(tmp_path, json.dumps(told)), end_id=2).answers == {(1, 5, 6): [7], (1, 5): [8, 9]}
@@ -202,8 +201,7 @@ def test_json_lines_with_events_between_them_are_read(tmp_path: Path) -> None:
     found = read_answers(written(tmp_path, text + '{"prompt_ids": [1], "answ'))  # stopped while it was written
     assert [(one.prompt, one.answer) for one in found.answers] == [((4, 5), (6, 7)), ((8,), (3,))]
     assert (found.header["vocab_size"], found.stop_ids, found.best, found.highest) == (50, {2, 7}, 2, 8)
-    assert found.pass_seconds == {1: 0.5, 4: 0.6}
-    assert found.header["tokenizer"] == "abc"
+    assert (found.pass_seconds, found.header["tokenizer"]) == ({1: 0.5, 4: 0.6}, "abc")
     only = read_answers(written(tmp_path, lines({"prompt_ids": [1], "answer_ids": [2]})))
     assert (only.answers[0].answer, only.header.get("vocab_size"), only.stop_ids, only.best) == (
         (2,),

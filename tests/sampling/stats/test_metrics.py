@@ -137,9 +137,7 @@ def test_the_documented_example_comes_out_of_its_events() -> None:
 def test_the_opening_round_is_in_no_rate() -> None:
     slow, fast = (measure([opening(verify_s=s), step(0, 0, verify_s=0.1)]) for s in (9.0, 0.1))
     assert slow.predicted_per_second == fast.predicted_per_second == pytest.approx(10.0)
-    assert slow.tokens_per_pass == 1.0
-    assert slow.predicted_n == 2
-    assert slow.calls == {"target": 1}
+    assert (slow.tokens_per_pass, slow.predicted_n, slow.calls) == (1.0, 2, {"target": 1})
 
 
 def review(
@@ -193,29 +191,25 @@ def test_figures_of_nothing_are_none() -> None:
     for stats in (Stats(), measure([opening(verify_s=0.1)]), merge([])):
         figures = (stats.predicted_per_second, stats.tokens_per_pass, stats.acceptance_rate, stats.alpha)
         assert figures == (None, None, None, None)
-        assert stats.alpha_per_position == ()
-        assert stats.acceptance_histogram == ()
+        assert (stats.alpha_per_position, stats.acceptance_histogram) == ((), ())
     assert Stats().ttft_ms is None
 
 
 def test_positions_that_were_never_examined_have_no_alpha() -> None:
     stats = measure([opening(), step(3, 0), step(1, 1, gamma=3)])
-    assert stats.alpha_per_position == (0.5, None, None)
-    assert stats.acceptance_histogram == (1, 1, 0, 0)
+    assert (stats.alpha_per_position, stats.acceptance_histogram) == ((0.5, None, None), (1, 1, 0, 0))
 
 
 def test_an_accepted_stop_token_ends_the_row_without_a_rejection() -> None:
     stats = measure([opening(), step(4, 2, stop=True), Finished(0, "eos")])
     assert (stats.draft_n_accepted, stats.draft_n_rejected, stats.draft_n_discarded) == (2, 0, 2)
-    assert stats.predicted_n == 3
-    assert stats.stop_reason == "eos"
+    assert (stats.predicted_n, stats.stop_reason) == (3, "eos")
 
 
 def test_refused_siblings_of_a_tree_are_examined_and_their_children_are_not() -> None:
     stats = measure([opening(), replace(step(4, 0, gamma=2), parents=(-1, -1, 0, 1), path=(1,), token=7)])
     assert (stats.draft_n_accepted, stats.draft_n_rejected, stats.draft_n_discarded) == (1, 1, 2)
-    assert stats.accepted_at == (1, 0)
-    assert stats.examined_at == (1, 1)
+    assert (stats.accepted_at, stats.examined_at) == ((1, 0), (1, 1))
 
 
 def test_the_gap_is_known_where_a_round_ended() -> None:

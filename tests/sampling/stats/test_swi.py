@@ -76,15 +76,23 @@ def test_a_model_in_no_table_costs_its_own_parameters_or_nothing_can_be_said() -
     }
 
 
-def test_drafts_without_calls_cost_nothing() -> None:
-    assert swi(30, {"target": 10}, {"target": 7.0}) == 3.0
-    assert swi(30, {"target": 10, "idle": 0}, {"target": 7.0}) == 3.0
+@pytest.mark.parametrize(
+    ("calls", "costs", "expected"),
+    [
+        ({"target": 10}, {"target": 7.0}, 3.0),
+        ({"target": 10, "idle": 0}, {"target": 7.0}, 3.0),
+        ({}, {"target": 1.0}, None),
+        ({"target": 10, "other": 1}, {"target": 1.0}, None),
+        ({"target": 10}, {"other": 1.0}, None),
+    ],
+)
+def test_drafts_without_calls_cost_nothing_and_what_cannot_be_told_is_none(
+    calls: dict[str, int], costs: dict[str, float], expected: float | None
+) -> None:
+    assert swi(30, calls, costs) == expected
 
 
-def test_what_cannot_be_told_is_none() -> None:
-    assert swi(30, {}, {"target": 1.0}) is None
-    assert swi(30, {"target": 10, "other": 1}, {"target": 1.0}) is None
-    assert swi(30, {"target": 10}, {"other": 1.0}) is None
+def test_another_model_can_be_the_target_and_a_run_without_times_tells_nothing() -> None:
     assert swi(30, {"drafter": 30}, {"drafter": 1.0}, target="drafter") == 1.0
     assert set(every_swi(Stats(), LLAMA).values()) == {None}
     assert set(every_swi(run(3, {"target": 2}), {}).values()) == {None}  # no time was taken either

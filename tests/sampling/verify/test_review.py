@@ -54,11 +54,9 @@ def test_the_law_of_a_reviewed_point_mass() -> None:
     """d = 1, λ = 2: a = 2·0.3 = 0.6; the other 0.4 go to 0 and 2 as 5 : 2."""
     fixed = Fixed([False], [2])
     found = reviewed(fixed, Draft.of([[1]]), 2.0)
-    assert fixed.tossed == pytest.approx([0.6])
-    assert fixed.drawn[0] == pytest.approx([5 / 7, 0, 2 / 7])
+    assert (fixed.tossed, fixed.drawn[0]) == (pytest.approx([0.6]), pytest.approx([5 / 7, 0, 2 / 7]))
     assert law_at(found, 0) == about([0.4 * 5 / 7, 0.6, 0.4 * 2 / 7])
-    assert found.verdict.path == [[]]
-    assert found.verdict.token == [2]
+    assert (found.verdict.path, found.verdict.token) == ([[]], [2])
 
 
 def test_the_law_of_a_reviewed_draw() -> None:
@@ -66,8 +64,7 @@ def test_the_law_of_a_reviewed_draw() -> None:
     draft = Draft.of([[1]], torch.tensor([[[0.2, 0.7, 0.1]]], dtype=torch.float64))
     fixed = Fixed([False], [0])
     found = reviewed(fixed, draft, 2.0)
-    assert fixed.tossed == pytest.approx([2 * 0.3 / 0.7])
-    assert fixed.drawn[0] == pytest.approx([0.75, 0, 0.25])
+    assert (fixed.tossed, fixed.drawn[0]) == (pytest.approx([2 * 0.3 / 0.7]), pytest.approx([0.75, 0, 0.25]))
     assert law_at(found, 0) == about([0.275, 0.6, 0.125])
     assert law_at(reviewed(Fixed([False], [0]), draft, 1.0), 0) == about(M[0])  # without lenience it is the reviewer's
 
@@ -76,11 +73,9 @@ def test_behind_an_accepted_draft_the_own_token_has_the_reviewers_law() -> None:
     fixed = Fixed([True], [2])
     found = reviewed(fixed, Draft.of([[1]]), 5.0)
     assert fixed.tossed == pytest.approx([1.5])  # always accepted
-    assert law_at(found, 0) == about([0, 1, 0])
-    assert law_at(found, 1) == about(M[1])
+    assert (law_at(found, 0), law_at(found, 1)) == (about([0, 1, 0]), about(M[1]))
     assert fixed.drawn == [pytest.approx(M[1])]
-    assert found.verdict.path == [[0]]
-    assert found.verdict.token == [2]
+    assert (found.verdict.path, found.verdict.token) == ([[0]], [2])
 
 
 def test_the_law_of_a_token_that_rounding_hid_is_not_zero() -> None:
@@ -125,8 +120,7 @@ def test_greedy_drafts_pass_as_far_as_the_lenience_goes(
     sampling = Best(make_processor(temperature), draft_sampling="greedy")
     found = reviewed(sampling, Draft([DraftTree.of([1], draft_prob=None if raw is None else [raw])]), lenience)
     assert found.probs is None
-    assert found.verdict.path == [[0] if passes else []]
-    assert found.verdict.token == [2 if passes else 0]
+    assert (found.verdict.path, found.verdict.token) == ([[0] if passes else []], [2 if passes else 0])
     assert reviewed(sampling, Draft([DraftTree.of([0], draft_prob=[1.0])]), lenience).verdict.path == [[0]]
 
 

@@ -240,9 +240,18 @@ def test_only_what_the_compiled_pass_takes_stays_packed(family: str, changes: di
         refused(entry_for, spec, config, LoadOptions(), kind=UnfitError, match=r"no compiled pass computes|one table")
 
 
-def test_names_that_have_no_place_are_unfit() -> None:
-    assert module_name("blk.11.ffn_gate.weight") == ("model.layers.11.mlp.gate_proj", "weight")
-    assert module_name("blk.3.attn_q.bias") == ("model.layers.3.self_attn.q_proj", "bias")
-    assert module_name("blk.0.ffn_norm.weight", "gemma2") == ("model.layers.0.pre_feedforward_layernorm", "weight")
-    for name in ("blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"):
-        refused(module_name, name, kind=UnfitError)
+@pytest.mark.parametrize(
+    ("tensor", "module", "parameter"),
+    [
+        (("blk.11.ffn_gate.weight",), "model.layers.11.mlp.gate_proj", "weight"),
+        (("blk.3.attn_q.bias",), "model.layers.3.self_attn.q_proj", "bias"),
+        (("blk.0.ffn_norm.weight", "gemma2"), "model.layers.0.pre_feedforward_layernorm", "weight"),
+    ],
+)
+def test_names_of_tensors_have_their_places(tensor: tuple[str, ...], module: str, parameter: str) -> None:
+    assert module_name(*tensor) == (module, parameter)
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_gate.0.weight", "token_types.weight", "output.scale"])
+def test_names_that_have_no_place_are_unfit(name: str) -> None:
+    refused(module_name, name, kind=UnfitError)

@@ -80,8 +80,7 @@ def file(tmp_path_factory: Any) -> Path:
 
 def test_a_gguf_file_is_known_by_its_first_bytes(file: Path, tmp_path: Path) -> None:
     blob = shutil.copy(file, tmp_path / "sha256-0123")
-    assert spec_from_argument(str(blob)).gguf == str(blob)
-    assert spec_from_argument(str(blob)).name == "sha256-0123"
+    assert (spec_from_argument(str(blob)).gguf, spec_from_argument(str(blob)).name) == (str(blob), "sha256-0123")
     assert refusal(tmp_path / "none.gguf") == f"no GGUF file {tmp_path / 'none.gguf'}"
     (tmp_path / "m.gguf").write_text("{}")
     assert refusal(tmp_path / "m.gguf") == f"{tmp_path / 'm.gguf'} is no GGUF file: it does not begin with GGUF"
