@@ -23,9 +23,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 from pydantic import BaseModel, Field, ValidationError
 
 from app.chat.conversation import Plan
-from app.lanes.answers import difference, shown_settings
+from app.lanes.answers import shown_settings
 from app.lanes.costs import LaneRecord, event_of, kept, settings_of
 from app.screen.live import LaneViews, Pause, Track
+from app.screen.spans import common
 from app.screen.view import models_of
 from app.settings.table import Settings
 from sampling.events import Event, Finished, Reason, to_json
@@ -65,7 +66,7 @@ class LoggingDecoder:
             text, sizes = self._decode(list(ids)), range(len(ids) - 1, max(0, len(ids) - _BACK), -1)
             size = next((size for size in sizes if key[:size] in self._texts), 0)
             before, known = self._texts[key[:size]] if size else (NOTHING, "")
-            kept = len(known) if text.startswith(known) else difference(known, text) or 0
+            kept = len(known) if text.startswith(known) else common(known, text)
             self._news.append((before, key[size:], kept, text[kept:]))
             self._texts[key] = (len(self._texts), text)
         return self._texts[key][1]

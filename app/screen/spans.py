@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from app.lanes.answers import difference
 from app.screen.rows import plural
 from app.settings.table import Settings
 from sampling.events import BeamStep, BeamTree, Event, Finished, Step
@@ -115,8 +114,7 @@ class Spanner:
             if not span.committed:
                 settled.append(span)
                 continue
-            same = len(span.text) if whole.startswith(span.text) else difference(span.text, whole) or 0
-            if same:
+            if same := common(span.text, whole):
                 settled.append(Span(span.text[:same], span.kind, span.source))
             whole = whole[same:]
             if same < len(span.text):
@@ -151,6 +149,12 @@ class BeamReader:
         text = self._decode([*self._context, *best.tokens])[len(self._before) :]
         text = text if best.finished else text.rstrip(REPLACEMENT)  # a character may not be complete yet
         return [Span(text, "plain")] if text else []
+
+
+def common(text: str, other: str) -> int:
+    """Return the length of the longest common prefix."""
+    parting = (index for index, (a, b) in enumerate(zip(text, other, strict=False)) if a != b)
+    return next(parting, min(len(text), len(other)))
 
 
 def _source(step: Step, node: int) -> int:
