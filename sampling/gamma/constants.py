@@ -23,6 +23,7 @@ ALLOWANCE = 1.4  # passes that drafting may lose at first: with MARGIN under 3% 
 MARGIN = 0.0125  # passes that drafting may lose for each token
 CREDIT = 4.0  # passes that drafting may lose after drafts that paid; for a cascade, this times the loss of one draft
 TREE_ALLOWANCE = 0.35  # ALLOWANCE of best-first trees, also the most at an answer's start: 40 tokens lose under 3%
+FIRST_DRAFTS = 1.5  # drafts of one token that an answer of best-first trees may always lose, if the account holds them
 PROBE_ALLOWANCE = 0.7  # passes that a probe may lose beyond the account
 BATCH_GAIN = 1.25  # least expected speed-up of drafts in a batch: rows drift apart, and the last ones run alone
 PROBES = (3, 1, 7)  # nodes of trees that time wider passes, whatever a node is expected to bring; 1 loses least

@@ -28,6 +28,7 @@ from sampling.gamma.constants import (
     ALLOWANCE,
     BATCH_GAIN,
     CREDIT,
+    FIRST_DRAFTS,
     GAMMA_MAX,
     GROWTH,
     MARGIN,
@@ -73,10 +74,10 @@ class Controller:
     allows it; a trial that paid is followed by another.
     *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
     more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. An answer of best-first
-    trees begins with .35 passes at most, so that what one answer gained is not lost in the next; a probe may lose .7
-    more. The account is in measured costs, not in seconds, so one slow call is not charged to drafts. For best-first
-    trees the account counts the calibrated promise instead of the accepted tokens, whose chance variation would empty
-    it where drafts gain little.
+    trees begins with .35 passes at most, or what a draft and a half of one token can lose, so that what one answer
+    gained is not lost in the next; a probe may lose .7 more. The account is in measured costs, not in seconds, so one
+    slow call is not charged to drafts. For best-first trees the account counts the calibrated promise instead of the
+    accepted tokens, whose chance variation would empty it where drafts gain little.
 
     A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
     slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
@@ -113,7 +114,7 @@ class Controller:
         self._calls = ratios.of("called", 1.0)  # share of drafting rounds in which the drafter runs its model
         self._drafted = ratios.of("drafted a round", 0.0, 0.0)
         self._has_model = False
-        self.left = TREE_ALLOWANCE if tree else ALLOWANCE  # the account: passes that may still be lost
+        self.left = ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
         self.pays = True  # whether drafts were expected to pay at the last decision
         self._rounds_since_draft = 0
@@ -128,7 +129,7 @@ class Controller:
         """Start a new answer. Costs and account stay; acceptance starts from the average of earlier answers."""
         self.acceptance.begin()
         if self.tree:
-            self.left = min(self.left, TREE_ALLOWANCE)
+            self.left = min(self.left, max(TREE_ALLOWANCE, FIRST_DRAFTS * self._loss(1)))
         self._trial_paid = False
         self._tokens_by_row.clear()
 
