@@ -250,7 +250,8 @@ def walk(
 def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
     """Return the cells of an answer: the value that varies or the lane, its figures, plain decoding's rate."""
     lane = tracks[-1].lane
-    last, plain = tracks[-1].answer(), plain_answer([track.answer() for track in tracks])
+    answers = [track.answer() for track in tracks]
+    last, plain = answers[-1], plain_answer(answers)
     timed = None if plain is None or plain is last or disturbed(plain.stats, last.stats) else plain
     figures = {
         "plain tok/s": (None if plain is None else plain.stats.predicted_per_second, ".1f"),
