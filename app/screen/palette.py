@@ -116,8 +116,8 @@ def tint(source: int, name: str = "") -> str:
 
 
 def letters(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a letter for each name of a lane's sources, none of ten twice: its first letter that is still free, else a
-    digit."""
+    """Return a mark for each name of a lane's sources: its first letter that is still free, else a digit. Those of up
+    to ten names all differ."""
     taken: list[str] = []
     for number, name in enumerate(names):
         free = (letter for letter in name.lower() if letter.isascii() and letter.isalpha() and letter not in taken)
