@@ -1,4 +1,5 @@
-"""One answer: every lane decodes a plan, the last lane's answer is entered into the conversation, and all are printed.
+"""One answer: every lane decodes the same plan (app/chat/conversation.py: Plan), the last lane's answer is entered into
+the conversation, and all are printed.
 
 Knows neither commands nor keys. The text printed at the end stays in the scrollback.
 """
@@ -32,8 +33,8 @@ UNANSWERED = "stopped before the first token: the conversation is unchanged"
 def answer(plan: Plan, state: ConsoleState) -> bool:
     """Decode `plan` and show it; the conversation continues from the last lane.
 
-    False if it was stopped before its first token. Raises what decoding raises. In both cases the conversation is
-    unchanged.
+    False if the answer got no token, for example after an early Ctrl-C. Raises what decoding raises. In both cases the
+    conversation is unchanged.
     """
     prepared = _prepare(plan, state)
     return _commit(plan, prepared, _play(prepared, state), state)
@@ -89,8 +90,8 @@ def _play(prepared: Prepared, state: ConsoleState) -> list[Pause]:
 
 
 def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleState) -> bool:
-    """End the log, keep the session, enter the answer and show it. Return False, with nothing entered, if the answer
-    has no token."""
+    """End the log, keep the target's session, enter the answer and show it. Return False, with nothing entered, if no
+    token was decoded; only a continued answer may end ("stop") without a new one."""
     engine, last, settings = state.engine(), prepared.tracks[-1], prepared.settings
     ids = engine.own_ids(last.meter.ids)
     seen = settings.suffix != "off" and engine.drafters.answers.share(plan.prompt, ids) > SEEN
@@ -110,7 +111,8 @@ def _commit(plan: Plan, prepared: Prepared, pauses: list[Pause], state: ConsoleS
 def _enter(
     plan: Plan, tracks: list[Track], ids: list[int], settings: Settings, state: ConsoleState, record: Json
 ) -> None:
-    """Enter an answer, whose new ids are `ids`, into the conversation and show it. `record`: what files keep of it."""
+    """Enter an answer, whose new ids are `ids`, into the conversation and show it. `record`: what else
+    /save keeps of it."""
     engine, chat = state.engine(), state.conversation()
     before = chat.turns[plan.keep].record if plan.answer else {}
     forced = list(plan.answer) if plan.forced else before.get("forced")
@@ -124,7 +126,7 @@ def _enter(
 
 
 def samples_of(plan: Plan, count: int, state: ConsoleState) -> list[Track]:
-    """Return the finished lanes of `count` answers to a plan, drawn by the target alone."""
+    """Return the finished lanes of `count` answers to a plan, drawn by the target alone (or by a server)."""
     engine, settings = state.engine(), _seeded(state.settings, plan)
     decode = engine.pieces.beside(state.conversation().text)
     return sampled(engine, settings, plan.prompt, count, decode, state.stop, plan.messages)

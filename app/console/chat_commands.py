@@ -1,7 +1,8 @@
 """The commands that use the loaded pair and the conversation: models, conversation, files, figures, single tokens;
 and the text of /info and /stats.
 
-Errors that a user can correct are raised as UserError; the caller that dispatched the command shows them. No torch.
+Errors that a user can correct are raised as UserError; the caller that dispatched the command shows them.
+Importing this imports no torch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -204,7 +205,7 @@ def save(state: ConsoleState, path: Path) -> None:
 
 
 def _page(state: ConsoleState, ending: str) -> str:
-    """Return the conversation as a page."""
+    """Return the conversation as a page, for the ending ".svg" as a picture."""
     chat = state.said()
     turns = [(turn, answered_of(turn, chat.text)) for turn in chat.turns]
     if ending == ".svg":
@@ -455,8 +456,8 @@ def session_stats(answers: Sequence[Answered], look: Look) -> RenderableType:
 
 
 def _lanes_of(answers: Sequence[Answered], look: Look) -> list[RenderableType]:
-    """Return the figures of the lanes of answers by the same models. A speed-up is over the answers that have both
-    lanes."""
+    """Return the figures of the lanes of answers by the same models. A lane's speed-up is over the answers that have
+    both the lane and plain decoding."""
     rows = [{answer.method: answer for answer in answered.answers} for answered in answers]
     lanes = {
         name: [row[name] for row in rows if name in row] for name in dict.fromkeys(name for row in rows for name in row)

@@ -1,6 +1,6 @@
 """`infer.py demo`: the guided tour with a loaded pair, or the recorded one.
 
-The steps are data (app/replay/player.py); each answer has a separate conversation. Knows no decoding and no drawing.
+The steps are data (app/replay/player.py); each answer has a separate conversation.
 """
 
 from argparse import Namespace
@@ -55,7 +55,7 @@ class Tour:
         self.slow = state.settings.slow
 
     def play(self, step: PlayedStep) -> Answers | None:
-        """Return the answers of a step; one that these models cannot give is left out."""
+        """Return the answers of a step, None after Ctrl-C; an answer that these models cannot give is left out."""
         answers: list[Sequence[Track]] = []
         for changes in step.plays:
             try:
@@ -71,7 +71,7 @@ class Tour:
         return self.state.settings
 
     def _answer(self, step: PlayedStep, changes: Mapping[str, object]) -> list[Sequence[Track]]:
-        """Return the lanes of an answer; none if Ctrl-C came before its first token."""
+        """Return a list of one answer, as its lanes; an empty one if Ctrl-C came before its first token."""
         state, settings = self.state, self._set(changes)
         self.engine.lanes(settings)  # missing parts are reported before the question
         state.session, state.chat = None, conversation(self.engine, settings)

@@ -1,8 +1,8 @@
 """The console's prompt, which reads lines on a terminal: with history, keys, completion and a status line.
 
 A message holds no escape sequences, whether they were pasted or quoted. The caller gives the function that completes;
-keys not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Knows no commands and no
-models.
+keys not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X Ctrl-E). Of the commands it knows
+/inspect, which F2 runs, and /exit, which a hint names. Knows no models.
 """
 
 import asyncio
@@ -39,7 +39,8 @@ from app.screen.terminal import mark_pastes
 from utils.errors import UserError
 from utils.visible import visible
 
-# OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys; single controls.
+# Escape sequences (ECMA-48): OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys;
+# single controls.
 _SEQUENCE = re.compile(
     r"""
     (?: \x1b[\]PX^_] | [\x90\x98\x9d-\x9f] ) [^\x00-\x1f\x7f-\x9f]* (?: \x07 | \x1b\\ | \x9c )
@@ -138,8 +139,8 @@ def key_bindings(
     is_second_interrupt: Callable[[], bool],
     prefill: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
-    """Return the prompt's keys: Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, F2 in an empty line runs
-    /inspect. `hint` shows a line until the text changes.
+    """Return the prompt's keys: Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, Tab completes,
+    F2 in an empty line runs /inspect. `hint` shows a line until the text changes.
 
     `is_second_interrupt` returns whether an earlier Ctrl-C has just stopped an answer: then this one leaves. `prefill`
     returns the text that the console put into the line: typing "/" replaces it. A line that is cleared or replaced
@@ -205,8 +206,9 @@ def state_folder() -> Path:
 class PromptReader:
     """Reads lines by a prompt_toolkit prompt with `status` in its bottom line.
 
-    `ascii` and `color` choose how it looks; while `keep()` is true, its lines go into a file for later runs; `note`
-    shows a line to the user; `tell` shows an error of the prompt. Ctrl-C raises LeaveError if `is_second_interrupt()`.
+    `ascii` and `color` choose how it looks; if `keep()` is true at the start, the lines go into a file for later runs,
+    each while `keep()` is still true; `note` shows a line to the user; `tell` shows an error of the prompt. Ctrl-C
+    raises LeaveError if `is_second_interrupt()`.
     """
 
     def __init__(
@@ -254,7 +256,7 @@ class PromptReader:
         self.session.app.renderer.cpr_not_supported_callback = None  # it prints a warning
         source = self.session.app.input
         self._read, self._keys_were_pending = source.read_keys, False  # whether keys came before the prompt was shown
-        self._message_sent = False  # whether such keys may have been typed during its answer
+        self._message_sent = False  # a line was sent before: such keys may have been typed during its answer
         if hasattr(source, "vt100_parser"):
             source.read_keys = self._read_keys  # type: ignore[method-assign]
 
@@ -349,7 +351,8 @@ class PromptReader:
             self._end(EOFError())
 
     def _read_keys(self) -> list[KeyPress]:
-        """Return the keys that the terminal has for the prompt; those from before it was shown by :meth:`_one_message`.
+        """Return the keys that the terminal has for the prompt; those typed before it was shown as :meth:`_one_message`
+        returns them.
 
         Ctrl-C ends a paste whose end the terminal did not send; otherwise all later keys would be text of the paste.
         """

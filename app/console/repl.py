@@ -85,7 +85,7 @@ def welcome(settings: Settings) -> str:
 
 
 def ended(state: ConsoleState, code: int, error: Exception | None) -> int:
-    """Return the exit code; unless the user ended the console, save the conversation and say why it ended."""
+    """Return the exit code; unless the user ended the console, show `error`, if any, and save the conversation."""
     if code in (0, INTERRUPTED):
         return code
     line = save_chat(state)
@@ -127,7 +127,7 @@ def status(state: ConsoleState) -> str:
 
 
 def loop(state: ConsoleState, reader: PromptReader) -> int:
-    """Read and handle lines until the user leaves."""
+    """Read and handle lines until the user leaves; return the exit code."""
     while not state.leaving:
         default, state.next_line = state.next_line, ""
         state.reading = True

@@ -1,7 +1,8 @@
 """A slash command as a row of the table, and the commands that show and change settings: one for a setting, /set and
 /reset.
 
-They need no loaded pair, and touch the disk only to list the folder of a path that is being typed. No torch.
+The functions before :class:`Command` read and complete the argument of a command. None of the commands here needs a
+loaded pair. Importing this imports no torch.
 """
 
 import os
@@ -20,7 +21,7 @@ from app.settings.types import SWITCH, SettingKind, enumerated, got
 from sampling.drafters.registry import ROWS
 from utils.errors import UsageError, raise_first
 
-Read = Callable[[str, str], Any]  # the command's name and the text after it → the argument; UsageError
+Read = Callable[[str, str], Any]  # the command's name and the text after it → the argument; may raise UsageError
 ValueOffers = Callable[[ConsoleState, str], Iterable[tuple[str, str]]]  # the argument so far → (value, help)
 
 
@@ -92,7 +93,7 @@ def files(endings: tuple[str, ...]) -> ValueOffers:
 class Command:
     """One command. `handler` gets the console's state and the argument as `reads` has read it.
 
-    It may raise UserError, which is shown, and then has changed nothing.
+    It may raise UserError, which is shown; settings and conversation are then unchanged.
     """
 
     usage: str  # the name, and the arguments that it may have

@@ -1,7 +1,7 @@
 """The table of the console's commands, from which the dispatch of lines, /help, completion and the README are made.
 
-A command is one row: usage, help, group, its handler and how its argument is read. Handlers are in
-app/console/setting_commands.py and app/console/chat_commands.py. No torch.
+A command is one row: usage, help, group, its handler and how its argument is read. All handlers but that of /help are
+in app/console/setting_commands.py and app/console/chat_commands.py. Importing this imports no torch.
 """
 
 import textwrap
@@ -124,6 +124,7 @@ TABLE: tuple[Command, ...] = (
     ),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {name: command for command in TABLE for name in (command.name, *command.aliases)}
+# Words that users may expect to be commands, and what does that here.
 _INSTEAD = {
     "/copy": "/save FILE.txt, or the terminal's own way to copy",
     "/demo": "infer.py demo",

@@ -1,4 +1,5 @@
-"""Console commands of romsto's Speculative-Decoding (docs/sources/romsto.md), which work, but which no list shows."""
+"""Console commands of romsto's Speculative-Decoding (docs/sources/romsto.md). They work, but no list of commands has
+them."""
 
 from app.console.setting_commands import Command, say_values, text, value
 from app.console.state import ConsoleState
@@ -9,7 +10,8 @@ from utils.logits_processors import ARGUMENTS, PROCESSORS
 
 _NEUTRAL = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 _JOINED = {name.replace("_", ""): name for name in PROCESSORS}  # topk, topknucleus
-# A lane that is switched on is inserted before those to its right here: the last lane, which carries the chat, stays.
+# A lane that is switched on is inserted before the first lane that is to its right here, else at the end. The chat
+# continues from the last lane.
 _TOGGLE_ORDER = ("ar", "ngram", "spec")
 _GROUP = "romsto's words"
 

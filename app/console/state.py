@@ -2,7 +2,7 @@
 the background or while the user waits.
 
 A change that is refused leaves everything as it was, and if a pair fails to load, the one before stays. Knows no
-commands and no keys. The loader is given as a function, so this imports no torch itself.
+commands and no keys. Importing this imports no torch: the functions that load a pair import it when they are called.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def warm(engine: PairEngine, progress: Progress) -> PairEngine:
 
 
 def watch(job: Loading, label: str, console: Console, stop: Interrupts, *, live: bool, hint: str) -> bool:
-    """Wait for a job, with its progress on the last line; return False if Ctrl-C ended the waiting."""
+    """Wait for a job, if `live` with its progress on the last line; return False if Ctrl-C ended the waiting."""
     with InPlace(console) if live else nullcontext() as surface:
         while not job.wait(0.1 if live else 0.02):
             if surface is not None:
@@ -138,7 +138,8 @@ def one_line(error: BaseException) -> str:
 
 
 class Pairs:
-    """The engine in use and the job that is loading one, if any. `changed` is called from the job's thread."""
+    """The engine in use, and the job that loads the first pair in the background, while it runs. `changed` is called
+    from the job's thread."""
 
     def __init__(self, options: ModelOptions, loader: Loader, changed: Callable[[], None]) -> None:
         self.options, self.loader, self._changed = options, loader, changed
@@ -176,7 +177,8 @@ class Pairs:
         return self.engine
 
     def switch(self, label: str, work: Work, console: Console, stop: Interrupts, *, live: bool) -> PairEngine:
-        """Load and return another engine while the user waits. UserError if that fails or Ctrl-C cancels it."""
+        """Load and return another engine while the user waits; a first pair that is still loading is given up.
+        UserError if that fails or Ctrl-C cancels it."""
         if self.job is not None:
             self.job.cancelled.set()
             self.job, self.spec = None, None
@@ -237,7 +239,8 @@ class ConsoleState(Surface):
         return self.layers.settings
 
     def change(self, **changes: object) -> None:
-        """Change settings, all or none; UsageError, with the present value, if one is refused."""
+        """Change settings, all or none. UsageError, with the present value, for a wrong value; UserError if they do not
+        fit the pair."""
         self.take(self.layers.with_console_changes(**changes))
 
     def take(self, layers: Layers, engine: PairEngine | None = None, spec: PairSpec | None = None) -> None:
@@ -259,7 +262,7 @@ class ConsoleState(Surface):
             self._say_if_plain()
 
     def _ask(self, settings: Settings, engine: PairEngine | None) -> None:
-        """Raise UserError if lanes chosen now, or that ran before, cannot run with these models and settings."""
+        """Raise UserError if lanes chosen now, or that could run before, cannot run with these models and settings."""
         before, loaded = self.settings, self.pairs.engine
         if engine is None or _runs(engine, settings):
             return
@@ -311,7 +314,8 @@ class ConsoleState(Surface):
                 self.fail(one_line(error))
 
     def _welcome(self, engine: PairEngine) -> None:
-        """Print the models of the engine that was loaded, and its notes; the next message opens a new session."""
+        """Print the models of the engine that was loaded, and its notes. Drop the session (the cache) of the
+        target before it."""
         self.session = None
         if not self.settings.quiet:
             self.say(heading(models_of(engine), self.settings, self.look, engine.mean_drafted(self.settings)))
@@ -348,7 +352,7 @@ class ConsoleState(Surface):
     # -- the conversation ---------------------------------------------------------------------
 
     def conversation(self) -> Conversation:
-        """Return the conversation with the loaded pair, which may be empty; waits as :meth:`engine` does."""
+        """Return the conversation, which may have no turn yet, after waiting for the pair as :meth:`engine` does."""
         self.engine()
         assert self.chat is not None
         return self.chat

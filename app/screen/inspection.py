@@ -56,7 +56,7 @@ class Candidates(NamedTuple):
     q: float | None = None
     q_rank: int | None = None
     by: str = ""
-    fate: str = ""  # said, rejected
+    fate: str = ""  # said, rejected, or replaced by a forced token; "": neither
     q_processed: float | None = None
 
 
@@ -84,7 +84,7 @@ class SaidToken:
     rule: LaneRule = "argmax"
     by: str = ""
     chance: float | None = None  # of an accepted draft
-    number: float | None = None  # of its coin
+    number: float | None = None  # of its coin, uniform in (0, 1)
     p: float | None = None  # the token's, after the settings, as is q
     q: float | None = None
     choices: tuple[Candidates, ...] = ()
@@ -268,7 +268,7 @@ class Inspection:
         self.choice = self._said()
 
     def force(self) -> Force | None:
-        """Return the token that Enter forces; None if it is the answer's own token."""
+        """Return the token that Enter forces; None if it is the answer's own token, or if Enter forces none."""
         chosen = self.shown[self.choice]
         return Force(self.index, chosen.token) if self.forces and chosen.fate != "said" else None
 

@@ -2,7 +2,7 @@
 end; or the race is shown in steps, with a stop after drafting, the target's pass, accepting and committing.
 
 Drawing happens while no lane computes, and a race that is shown in steps has run before, so neither is on a lane's
-clock. The final print stays in the scrollback. Knows no models; the caller decides whether there is a terminal.
+clock. The final print stays in the scrollback. The caller decides whether there is a terminal.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Track:
         )
 
     def pane_as(self, settings: Settings, plain: Answer | None = None) -> PaneData:
-        """Return the same with the thinking as set, and in a lossy lane the differences from `plain` marked."""
+        """Return :meth:`pane` with the thinking as set, and in a lossy lane the differences from `plain` marked."""
         spans: Sequence[Span] = self.spanner.spans
         if plain is not None and not plain.interrupted and rule_of(self.lane) == "typical":
             spans = differing(spans, plain.text)
@@ -216,7 +216,7 @@ def sampled(
     messages: Sequence[ServerMessage] = (),
 ) -> list[Track]:
     """Return `count` answers that the target draws as one batch, each as a finished lane with its alternatives; where
-    the last lane is a server's, its answers to `messages`, one after the other. UserError at temperature 0.
+    a server answers instead, its answers to `messages`, one after the other. UserError at temperature 0.
     """
     if not settings.temperature:
         raise UsageError("at temperature 0 all answers are the same (--temperature 0.8, /temperature 0.8)")

@@ -1,7 +1,7 @@
 """Output of the commands other than the console: progress on standard error, small tables, and tables in Markdown.
 
 Loading and answering many prompts show their progress, less often if standard error is no terminal. A table that goes
-to a file has at most 100 columns. Knows no figures and no answers.
+to a file has at most 100 columns, unless the caller or COLUMNS says otherwise. Knows no figures and no answers.
 """
 
 import os
@@ -47,8 +47,8 @@ def answer_bar(total: int, settings: Settings, done: int = 0) -> "tqdm[NoReturn]
 def load_engine(
     settings: Settings, options: ModelOptions, cancelled: Callable[[], bool], *, servers: bool = False
 ) -> "PairEngine":
-    """Load the pair that the options name, with progress on standard error. UserError if its target is a server, unless
-    `servers` are allowed."""
+    """Load the pair that the options name and warm it up, with progress on standard error. UserError if its target is a
+    server, unless `servers` are allowed."""
     spec = choose_pair(options)  # a wrong pair is an error before torch is loaded
     if spec.target.url is not None and not servers:
         raise UserError(f"{spec.target.url} is a server: the console and run talk to one, this needs a model here")
@@ -65,7 +65,8 @@ def load_engine(
 
 @contextmanager
 def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool] = never) -> Iterator[Progress]:
-    """Yield a progress that shows long work in one line on a terminal; elsewhere it names each stage once.
+    """Yield a progress that shows long work in one line on a terminal; elsewhere it names a stage once, if the stage's
+    first report has a fraction.
 
     The name of a stage is its text up to the first comma.
     """

@@ -39,7 +39,7 @@ PALETTES: dict[str, dict[str, str]] = {
         "accent": "green",
         "good": "bold green",
     },
-    # For colour-blind eyes: blue against orange, bold for what the target wrote, and a line under its corrections.
+    # For colour-blind eyes: blue against orange; what the target wrote is bold, and underlined unless it is a bonus.
     "cb": {
         "accepted": "color(39)",
         "accepted 2": "color(66)",
@@ -106,7 +106,7 @@ ASCII = {
     "levels": "",
     "none": ".",
 }
-_WORDS = ("alpha", "gamma", "times", "levels")
+_WORDS = ("alpha", "gamma", "times", "levels")  # those of ASCII are taken without colour, too
 
 
 def tint(source: int, name: str = "") -> str:
@@ -116,8 +116,8 @@ def tint(source: int, name: str = "") -> str:
 
 
 def letters(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a letter for each name of a lane's sources, none twice: its first letter that is still free, else a
-    digit."""
+    """Return a mark for each name of a lane's sources: its first letter that is still free, else a digit. Those of up
+    to ten names all differ."""
     taken: list[str] = []
     for number, name in enumerate(names):
         free = (letter for letter in name.lower() if letter.isascii() and letter.isalpha() and letter not in taken)

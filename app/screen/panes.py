@@ -58,11 +58,11 @@ RATES_NOTE = "seconds and rates leave prefill out"
 _POSITIONS = 12  # draft positions whose acceptance is shown
 _DIGITS = "0123456789"
 _LEAST = 6  # bars of rounds that must fit into a row; with less room the rates, then the row are left out
-_SPANS = 8  # columns of the screen for each span of time in the rates
+_SPANS = 8  # the rates have one value for so many columns of the screen
 
 
 class Round(NamedTuple):
-    """A round after the opening one: its seconds, the tokens that it emitted, its drafts, and its accepted drafts."""
+    """A round after the opening one (which drafts nothing): its seconds, emitted tokens, drafts and accepted drafts."""
 
     seconds: float
     tokens: int
@@ -81,10 +81,10 @@ def title_of(lane: LaneRecord) -> str:
 class PaneData:
     """One lane as it stands.
 
-    `progress` is shown while waiting or reading the prompt ("reading prompt 256 of 3000"). `gamma`: under `gamma auto`
-    the mean drafts a round. `resting`: c and alpha, if `gamma auto` stopped drafting because drafts do not pay. `seen`:
-    earlier answers have this text, and most accepted drafts were copied from them. `rounds`: those after the opening
-    one.
+    `progress` is shown while waiting or reading the prompt ("reading 256 / 3,000 tokens"). `gamma`: under `gamma auto`
+    the mean drafts a round. `resting`: c (the cost of a draft, in plain passes) and alpha (None if nothing was
+    drafted), if `gamma auto` stopped drafting because drafts do not pay. `seen`: earlier answers have this text, and
+    most accepted drafts were copied from them. `rounds`: those after the opening one.
     """
 
     lane: LaneRecord
@@ -138,7 +138,8 @@ class PaneData:
 
 
 def note(pane: PaneData, *, can_continue: bool = True) -> str:
-    """Return why an answer is incomplete ("cut at 128 tokens, /continue") or ""; `can_continue`: by /continue."""
+    """Return why an answer is incomplete ("cut at 128 tokens, /continue") or ""; `can_continue`: the user can
+    type /continue."""
     stats = pane.stats
     amount = plural(pane.tokens, "token" if stats is None or stats.counts_tokens else "piece")
     problem = stats.report.problem if stats is not None and stats.report is not None else ""

@@ -1,10 +1,11 @@
 """`/plot` and `/heat`: expected speed-up by gamma, ranks of the target's tokens in the drafter's lists and the time of
 a round as bars of one row each; an answer tinted by how sure the target was of each token, with its perplexity.
 
-The figures come from the answers' own rounds: a lane that ran under `gamma auto` has learned α, c and v(n); for any
-other lane a new :class:`sampling.gamma.controller.Controller` observes its recorded rounds. Both say which gamma
-`gamma auto` would choose. Probabilities and entropies are those of the target at temperature 1. Knows no commands and
-no models.
+The figures come from the answers' own rounds: a lane that ran under `gamma auto` has learned α (how often a draft is
+accepted), c (the cost of drafting one token, in plain passes of the target) and v(n) (the cost of a pass over n tokens,
+in the same unit); for any other lane a new :class:`sampling.gamma.controller.Controller` observes its recorded rounds.
+Both say which gamma `gamma auto` would choose. Probabilities and entropies are those of the target at temperature 1.
+Knows no commands and no models.
 """
 
 import math
@@ -32,7 +33,7 @@ RANKS = 5  # ranks in a drafter's list with a bar each
 
 @dataclass(frozen=True)
 class Bar:
-    """One row: `name` and `figure` left of a bar that is `share` of the longest one, `note` after it.
+    """One row: `name` and `figure` left of a bar that takes `share` (0 to 1) of the width for bars, `note` after it.
 
     `solid` bars are measured, the others extrapolated; `marked` rows are bold.
     """
@@ -113,7 +114,8 @@ def _ranks(track: Track, look: Look) -> Bars:
 
 
 def time_bars(tracks: Sequence[Track], look: Look) -> list[Bars]:
-    """Return, for every lane of an answer, the mean time of a round by its parts. UserError if no round was timed."""
+    """Return, for every lane of an answer but beam searches, the mean time of a round by its parts. UserError if no
+    round was timed."""
     timed = [track for track in tracks if track.meter.stats.predicted_ms and not track.meter.stats.beams]
     if not timed:
         raise UserError("no round of the last answer was timed")
@@ -134,7 +136,7 @@ def _times(name: str, stats: Stats, look: Look) -> Bars:
 def gamma_bars(answers: Sequence[Sequence[Track]], look: Look) -> Bars:
     """Return the expected speed-up of the last drafting lane for gamma 0 … 16, from what this run's answers measured.
 
-    UserError if gamma changes nothing in any lane of the last answer.
+    UserError if gamma changes nothing in any lane of the last answer, or too few rounds with drafts were timed.
     """
     lanes = [(track, track.running) for track in answers[-1] if track.running and track.running.takes_gamma]
     if not lanes:

@@ -2,7 +2,8 @@
 
 Text becomes lines, wrapped by rich: by display width, at a space (which is dropped) or, if a word is longer than the
 line, inside it. Indentation and line breaks stay. A piece is (text, role). A chunk is some pieces that stay on one row.
-A row is a list of rich segments without a line end, never wider than the look. Knows no models, figures or events.
+A row is a list of rich segments without a line end, never wider than the look. Knows no models and no
+events.
 """
 
 from collections.abc import Iterable, Sequence
@@ -174,7 +175,8 @@ def share(value: float) -> str:
 
 
 def precise(value: float, more: int = 0) -> str:
-    """Return a figure between 0 and 1 with one or two significant digits and `more`: .12, .083, .0004, 4e-5."""
+    """Return a figure between 0 and 1 with one or two significant digits (.12, .083, .0004, 4e-5) and `more` further
+    ones."""
     digits = next((n for n, least in ((2, 0.1), (3, 0.01), (4, 1e-4)) if value >= least), 0)
     small = f"{value:.{more}e}".replace("e-0", "e-")
     return small if value > 1e-12 and not digits else f"{value:.{(digits or 2) + more}f}".removeprefix("0")

@@ -1,7 +1,8 @@
 """Several answers to one prompt as a tree: a beginning that answers share is one branch, with their number and its
 probability; and a viewer's content that walks over the tree.
 
-Knows no models: an answer is its tokens with their probabilities. The branch that the user takes is only returned.
+Knows no models: an answer is its tokens with their probabilities. The viewer returns the number of the answer that the
+user takes; the caller enters it.
 """
 
 import math
@@ -85,7 +86,8 @@ class SampleTree:
                 yield from self.shown(branch.children, path)
 
     def rows(self, look: Look) -> list[Row]:
-        """Return a row for each branch, and below them the text up to the end of the branch under the cursor."""
+        """Return a row for each branch; in the viewer (`look.height` is given) also the text up to the end of the
+        branch under the cursor."""
         every = list(self.shown())
         rows = [self._row(at, path, branch, look) for at, (path, branch) in enumerate(every)]
         if look.height is None:

@@ -3,7 +3,7 @@ finished answer: its Markdown by rich, and the model's thinking as the settings 
 
 A token's text is the difference of decoded prefixes (utils/growing_text.py). The thinking stands between the template's
 marks: `show` draws it dim, `fold` replaces it by a line, `hide` leaves it out. The answer's ids and text stay the same,
-and line breaks stay where the model put them. Knows no models, no torch and no screen.
+and line breaks stay where the model put them. Knows no models, and nothing of the screen's size.
 """
 
 import re
@@ -51,9 +51,9 @@ class Spanner:
     """Turns a lane's events into spans.
 
     `decode` is the tokenizer's (special tokens skipped, no clean-up of spaces). With `drafting` the target's own tokens
-    are "target", or "bonus" after drafts that were all accepted; without it they are "plain". `context`: ids with which
-    a continued answer begins, on the screen already. The committed spans of a finished row, joined, are exactly
-    `decode(ids)` (with a context: the text that the ids add to the context's).
+    are "target", or "bonus" after a path of drafts that was accepted to its end; without it they are "plain".
+    `context`: ids with which a continued answer begins, on the screen already. The committed spans of a finished row,
+    joined, are exactly `decode(ids)` (with a context: the text that the ids add to the context's).
     """
 
     def __init__(self, decode: Decode, drafting: bool, *, context: Sequence[int] = ()) -> None:

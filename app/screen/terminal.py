@@ -299,7 +299,8 @@ def drawn(content: Content, look: Look) -> list[Row]:
 
 
 def view(content: Content, look_now: Callable[[], Look], **more: Any) -> Any:
-    """Show the content until a key ends it; return the result of that key's action, None after q, Escape and Ctrl-C.
+    """Show the content until a key ends it; return the result of that key's action, None after q, Escape, Ctrl-C and
+    Ctrl-D.
 
     `more`: arguments of prompt_toolkit's Application (tests give input and output).
     """

@@ -1,8 +1,9 @@
 """The teaching view: round by round each draft with q(x), p(x), its chance of acceptance, its coin or draw, its fate.
 
-p and q are those that the rule compared, where that was recorded, else at temperature 1, and are labelled so. Each
-review of a cascade has a line before the round's drafts: who reviewed whose drafts, and how many it passed. Knows no
-models and no settings but the rule by which drafts were accepted.
+A coin is the uniform random number in (0, 1) that accepts the draft if it is less than the chance. p and q are those
+that the rule compared, where that was recorded, else at temperature 1, and are labelled so. Each review of a cascade
+has a line before the round's drafts: who reviewed whose drafts, and how many it passed. Knows no models and no settings
+but the rule by which drafts were accepted.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,9 +1,10 @@
 """The screen of an answer, as pure renderables: heading, panes, figures, comparison, legend; and the surface on which
 commands show them.
 
-:class:`Frame` puts them together within `look.height` rows; if there is no room, the least important part is left out
-first. The heading says in one line which models run, by a loaded pair or a file. The prompt's bottom line is made here
-too; it is drawn while torch is still loading. Knows no models, no keyboard and no torch.
+:class:`Frame` puts panes and the parts below them together within `look.height` rows; if there is no room, the least
+important part is left out first. The heading says which models run, those of a loaded pair or of a file. The prompt's
+bottom line is made here too; it is drawn while torch is still loading, so importing this imports no torch. Knows no
+keyboard.
 """
 
 import re

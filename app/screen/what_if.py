@@ -3,8 +3,10 @@ its position (sampling/events.py: Position), without running a model.
 
 All results are (lower, upper) bounds, which are equal where the numbers determine the value. log Σ p^β is a convex
 function of β = 1/T. Between two recorded values of β it lies below the chord that joins them and above the extensions
-of the neighbouring chords. The named tokens begin with the likeliest ones, ranks 1 to n without a gap (`_head`); a
-token that is not named is no likelier than the last of these. Knows no models and no screen.
+of the neighbouring chords. Above the largest recorded β (temperatures below 0.25) the upper value is the extension of
+the last chord, which is an estimate and no bound. The named tokens, those that the position lists, begin with the
+likeliest ones, ranks 1 to n without a gap (`_head`); a token that is not named is no likelier than the last of these.
+Knows no models and no screen.
 """
 
 import math

@@ -24,8 +24,10 @@ from sampling.stats.theory import efficiency
 FEW = 8  # rounds, or drafts of a source, below which nothing is concluded from them
 GAIN = 1.05  # least expected speed-up, over the answer's own, of a change worth trying
 SHOWN = (1, 2, 4, 6, 8, 16)  # gammas whose speed-up is listed
+# Where no other lane ran beside it: the words in place of a comparison with plain decoding.
 ALONE = {"ar": "plain decoding", "beam": "a search"}
 FIRST, NAMES, NUMBERS, CODE, OTHER = KINDS = ("first words of sentences", "names", "numbers", "code", "other tokens")
+# How a draft's position in its round is named; the kinds of tokens at which a draft was examined.
 PLACES, EXAMINED = ("first drafts", "second ones", "later ones"), ("accepted", "correction")
 _MARKUP = " \t*_#>-\"'“‘([`"  # characters that may stand between two sentences
 
@@ -66,13 +68,13 @@ class Why:
         rate = plain.predicted_per_second if plain and not disturbed(plain, stats) else None
         self.token_ms = 1000 / rate if rate and stats.predicted_per_second else 0.0  # of plain decoding; 0: not known
         self.speedup = self.token_ms * (stats.predicted_per_second or 0.0) / 1000
-        # The speed-up if drafting cost nothing, and if all drafts were accepted.
+        # `free`: the speed-up if drafting cost nothing; `perfect`: if all drafts were accepted.
         self.free = self.speedup * stats.predicted_ms / ((stats.predicted_ms - stats.draft_ms) or 1)
         self.drafted_depth = sum(step.length for step in self.rounds)
         self.perfect = (self.drafted_depth + len(self.rounds)) * self.token_ms / (stats.predicted_ms or 1)
         calls = [stats.call_ms.get(name, 0.0) for name in self.lane.terms.sources]
         shared = max(0.0, stats.predicted_ms - stats.target_passes * self.token_ms - sum(calls)) / (stats.draft_n or 1)
-        self.saved = [  # milliseconds, by source
+        self.saved = [  # milliseconds that the drafts of each source saved
             kept * self.token_ms - spent - shared * drafted
             for (drafted, kept), spent in zip(stats.sources, calls, strict=False)
             if self.token_ms
@@ -83,6 +85,7 @@ class Why:
         # At most twice the longest draft: for longer ones costs are unknown.
         self.gammas = range(1, 1 + 2 * max((step.length for step in self.rounds), default=0))
         self.best = max(self.gammas, key=self.at) if self.token_ms and self.gamma and stats.draft_n else 0
+        # By position: the target's ranks of the draft accepted there, or of those rejected, as far as they are known.
         examined = [
             {
                 choice.rank
