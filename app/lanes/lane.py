@@ -253,7 +253,8 @@ def make_sampler(
 
 @dataclass
 class _LaneDrafter:
-    """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`."""
+    """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`. `ratios`:
+    estimates from past rounds that both use."""
 
     key: DrafterKey
     drafter: Drafter
@@ -292,7 +293,7 @@ class PairEngine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines worth showing once."""
+        """Lines about the pair, to be shown once."""
         name, word = self.loaded.target.name, self.loaded.drafter_word
         own = {
             f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it": (

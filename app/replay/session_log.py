@@ -107,7 +107,7 @@ class RunLine(BaseModel):
     pair: str
     target: str
     drafter: str
-    where: str = ""
+    where: str = ""  # the target's number format and device, or its server's address
 
 
 class OpeningLine(BaseModel):

@@ -111,7 +111,7 @@ class _Record(pydantic.BaseModel):
     error."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    noun: ClassVar[str]
+    noun: ClassVar[str]  # what an error calls one of its rows
 
     @classmethod
     @cache
