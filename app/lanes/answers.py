@@ -38,7 +38,7 @@ OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target 
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
 # By number format, as measured on the default target and rounded up: the largest difference between a token's logits in
 # passes of different width, and the top-2 gap under which two tokens may change places
-# (docs/notes/passes.md, "The same token in passes of different width").
+# (docs/notes.md, "The same token in passes of different width").
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
 # The top-2 gap under which kernels over packed weights and float32 over the same weights may choose different tokens.
 # Over 576 greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041; no choice differs.
