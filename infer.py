@@ -1,15 +1,15 @@
-"""The one entry: `python infer.py [COMMAND] …`; --help lists the commands. Everything else is in app/."""
+"""The program: `python infer.py [COMMAND] …`; --help lists the commands, which are in app/."""
 
 import gc
 import os
 import signal
 import sys
 
-# Collect garbage rarely: objects made during the start stay alive, and looking through them takes a tenth of its time.
+# Collect garbage rarely: objects made during the start stay alive, and looking through them takes a tenth of the start.
 gc.set_threshold(100_000, 50, 50)
 
 # OpenMP's threads wait for each other by spinning. Without a bound a pass takes many times longer as soon as
-# another program wants the cores; with this one it costs nothing measurable on a quiet machine (docs/notes.md).
+# another program wants the cores; this bound costs nothing measurable on a quiet machine (docs/notes/passes.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 An answer's ids are kept as they were decoded and not tokenised again; only the *tail*, the text between an answer and
 the next, is tokenised. Where the template changes earlier answers (it strips thinking, or moves the system prompt into
-the last message), the prompt is the template's text, tokenised again. An answer is planned first (:class:`Plan`) and
-entered by :meth:`Conversation.commit`, so an error or an interrupt leaves the conversation as it was. Where an
-encoder reads the prompt, each message is a prompt by itself. Knows no models, no sampling and no screen.
+the last message), the prompt is the template's text, of which all that differs from the prompt before is tokenised
+again. An answer is planned first (:class:`Plan`) and entered by :meth:`Conversation.commit`, so an error or an
+interrupt leaves the conversation as it was. Where an encoder reads the prompt, each message is a prompt by itself.
+Knows no models and no screen.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +24,13 @@ from utils.tokenizer import first_ids
 
 Message = dict[str, str]
 CHANNEL = Thinking("<think>", "</think>", False)  # put around the thinking of models that answer in channels
-SEAM = 16  # fewer than this many tokens at a prompt's end may change in the next, such as a mark that begins thinking
+SEAM = 16  # fewer than this many tokens at a prompt's end may differ in the next prompt: a mark that begins thinking
 
 
 class Template:
     """A chat template, which renders the text of a chat, and the tail after an answer. `name`: a template of
-    utils/catalogue/templates.py. Control tokens in messages are read as text (utils/ordinary_text.py) unless `special`.
+    utils/catalogue/templates.py. Control tokens in messages are read as text unless `special`: a CUT stands in each
+    (utils/ordinary_text.py), and tokenising splits the text there.
     """
 
     def __init__(self, tokenizer: HfTokenizer, name: str = AUTO, special: bool = False) -> None:
@@ -39,12 +41,12 @@ class Template:
         self.markers = None if special else Markers(tokenizer, source)
 
     def render(self, system: str, messages: list[Message]) -> str:
-        """Return the chat as the model reads it, up to its answer; UserError where the template refuses it."""
+        """Return the text of the chat up to the next answer, with its CUTs; UserError where the template refuses it."""
         plain, edged = self._cut(system, messages), self._cut(system, messages, edges=True)
         text, markers = self._render(*plain), self.markers
         if markers is None or edged == plain:
             return text
-        other = self._render(*edged)  # the template's text may complete half a marker at a message's end
+        other = self._render(*edged)  # the template's text may complete half a control token at a message's end
         return other if len(markers.found(other)) < len(markers.found(text)) else text
 
     def _cut(self, system: str, messages: list[Message], edges: bool = False) -> tuple[str, list[Message]]:
@@ -181,7 +183,7 @@ class Conversation:
         self.stop_ids = stop_ids | end_ids(tokenizer, template)
         self.turns: list[Turn] = []
         self.cleared: list[Turn] = []  # the turns that :meth:`restore` brings back
-        self.branches: list[Turn] = []  # all versions of the last turn, if tokens were forced in it; else []
+        self.branches: list[Turn] = []  # all versions of the last turn, if a token was forced in it; else []
         self.retokenised = False  # whether a new model's tokenizer has tokenised the answers again
 
     @property
@@ -305,7 +307,7 @@ class Conversation:
     def changed(self, models: ChatModels | None = None, **settings: str | bool) -> "Conversation":
         """Return the conversation with another model, or with other :class:`ChatSettings`.
 
-        The prompts of earlier turns are made again if a setting other than `chat`, the vocabulary or `single` changes.
+        The prompts of earlier turns are made again if the vocabulary, `single` or a setting other than `chat` changes.
         Answers keep their ids, unless the vocabulary or `single` changes: then their texts are tokenised again.
         UserError where the template refuses the chat. This conversation stays as it is.
         """
@@ -323,8 +325,8 @@ class Conversation:
         return ids and all(turn.prompt and turn.answer and self.text(turn.answer) == turn.text for turn in turns)
 
     def loaded(self, turns: Sequence[Turn], system: str, *, same: bool) -> "Conversation":
-        """Return a saved conversation to continue. `same`: its ids are this tokenizer's; else they are made from its
-        texts."""
+        """Return the conversation of these saved turns, to continue. `same`: their ids are this tokenizer's; else ids
+        are made from their texts."""
         loaded = Conversation(*self.models, *self.settings._replace(system=system))
         loaded.turns, loaded.cleared = list(turns) if same else loaded._rebuilt(turns, same), self.cleared
         return loaded

@@ -189,7 +189,7 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> Json:
         "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
         "fixed": fixed_by(answer.settings),
-        "telling": answer.tracks.index(explained_track(rounds)) if rounds else None,
+        "telling": answer.tracks.index(explained_track(rounds)) if rounds else None,  # the lane that is explained
         "lanes": [_lane(track, texts) for track in answer.tracks],
     }
 

@@ -40,7 +40,8 @@ _KEYS = {
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A finished answer: its settings, lanes and models. A turn's record lists it in `decodings`."""
+    """A finished decoding (an answer, or a continuation of one): its settings, lanes and models. A turn's record lists
+    its decodings in `decodings`."""
 
     settings: Settings
     turn: Turn
@@ -65,7 +66,7 @@ class Answered:
         return [track.answer() for track in self.tracks]
 
     def to_json(self) -> Json:
-        """Return the parts of a file's entry that the turn itself does not have."""
+        """Return the decoding as files have it, without what they keep of the turn."""
         return {
             "models": self.models,
             "settings": shown_settings(self.settings),

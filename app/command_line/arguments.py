@@ -1,9 +1,9 @@
 """The command line: the table of sub-commands, the grammar made from it and the table of settings, and errors in one
 line.
 
-A new sub-command is one row here and a module with its flags. :func:`read_request` turns words into a :class:`Request`;
-nothing is loaded, run or (but for --help and --version) printed here. The modules that run a command are not imported,
-nor is torch.
+A new sub-command is one row here, with its flags, and a module that runs it. :func:`read_request` turns words into a
+:class:`Request`; nothing is loaded, run or (but for --help and --version) printed here. The modules that run a command
+are not imported, nor is torch.
 """
 
 import argparse
@@ -68,9 +68,9 @@ class SubCommand:
 
     `run` is "module:function", called with settings, options and the command's own values (:func:`own_values`); if it
     is empty, app/command_line/main.py runs the command. `fields`: its own flags; `own` makes their values, if that
-    takes more than reading each. `needs`: the value that must be given, and its meaning. `level` chooses the common
-    flags: all, those of models, --models and the display's, or only the display's (_LOOKS); `also` adds settings or
-    groups of them, `without` removes some.
+    takes more than reading each. `needs`: the value that must be given, and its meaning for the error. `level` chooses
+    the common flags: "looks" those of _LOOKS, "catalogue" --models too, "models" also the others of models, "all" every
+    one. `also` adds settings or groups of them, `without` removes some.
     """
 
     usage: str
@@ -263,9 +263,10 @@ PROGRAM = "infer.py"
 
 @dataclass(frozen=True)
 class Request:
-    """A parsed command line. `flags` holds the text of every setting given; `prompt` "-" means stdin.
+    """A parsed command line. `flags` holds every common flag that was given, by name, as text (a switch as a bool, the
+    texts of --stop as a tuple); `prompt` "-" means stdin.
 
-    The pair for `check` is `options.pair`. `own`: the values of the sub-command's own flags.
+    `options` has the words of `check`: `pair`, or `target` and `drafter`. `own`: the values of the sub-command's flags.
     """
 
     command: str
@@ -304,8 +305,8 @@ class _Help(argparse.Action):
 
 
 def build_parser(command: str = "chat", rare: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of one sub-command; every value it returns is text, or a bool for a switch. `rare`: its help
-    lists the rare flags, too."""
+    """Return the parser of one sub-command, which returns texts (a list where a flag or argument takes several) and a
+    bool for a switch. `rare`: its help lists the rare flags, too."""
     known = COMMANDS[command]
     usages, about = [known.usage], known.about
     if command == "chat":

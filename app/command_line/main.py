@@ -1,8 +1,7 @@
 """The command line: layers the settings, runs the sub-command, and turns errors into one line and an exit code.
 
-0 done, 1 failed at run time or an answer was cut off, 2 usage or configuration, 130 Ctrl-C. Answers go to stdout,
-errors to stderr.
-Knows no models; torch is imported only after the command line has been parsed.
+0 done, 1 failed at run time or a server broke an answer off, 2 usage or configuration, 130 Ctrl-C. Answers go to
+stdout, errors to stderr. Knows no models; torch is imported only after the command line has been parsed.
 """
 
 import contextlib
@@ -26,8 +25,8 @@ GRACE = 5.0  # seconds that the other processes of a run wait before they end wi
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code. Raises nothing, and leaves nothing at which the interpreter's end would
-    print errors.
+    """Run the program and return its exit code. Raises nothing, and leaves no stream for which the interpreter would
+    print an error at its exit.
 
     A process of torchrun does not return: it ends here.
     """
@@ -50,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Point the broken stream at nothing, so that the interpreter's last flush raises no error.
         with contextlib.suppress(AttributeError, OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # Of a broken pipe the reader has left; another error may have been reported already.
+        # A broken pipe is no error: its reader has left. Another error may have been reported already.
         if code == 0 and not isinstance(error, BrokenPipeError):
             to_stderr(f"error: {_line(error, verbose)}")
             code = 1

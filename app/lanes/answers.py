@@ -36,12 +36,12 @@ RULES: dict[LaneRule, str] = {
 
 OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
-# By number format, as measured on the default target: the largest difference between a token's logits in passes of
-# different width, and the top-2 gap under which two tokens may change places
+# By number format, as measured on the default target and rounded up: the largest difference between a token's logits in
+# passes of different width, and the top-2 gap under which two tokens may change places
 # (docs/notes.md, "The same token in passes of different width").
 ROUNDING = {"float32": (8e-5, NEAR_TIE), "float16": (0.11, 0.1), "bfloat16": (1.2, 0.5)}
 # The top-2 gap under which kernels over packed weights and float32 over the same weights may choose different tokens.
-# Over 576 greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041, and no token does.
+# Over 576 greedy tokens of the default target logits differ by up to 0.0094, gaps by up to 0.0041; no choice differs.
 PACKED_TIE = 1e-2
 BY_CONSTRUCTION = "identical by construction"
 
@@ -69,7 +69,7 @@ def chance(rule: LaneRule, q: float, p: float) -> float | None:
     """Return the probability that a draft is accepted; None for a rule that does not draw, or that has no formula."""
     if rule == "match":
         return p
-    # Theorem (Leviathan 2023): accepting x ~ q with min(1, p/q) leaves p(x) unchanged.
+    # Theorem (Leviathan 2023): x ~ q, accepted with min(1, p/q) or else drawn again from the residual, is ~ p.
     return (min(1.0, p / q) if q > 0 else 0.0) if rule == "ratio" else None
 
 
@@ -159,7 +159,8 @@ class Variant:
 
 
 def order(variants: Sequence[Variant], turn: int) -> list[Variant]:
-    """Return the variants in the order of repetition `turn`: every two rotate it by one, the second is reversed."""
+    """Return the variants in the order of repetition `turn` (from 0): rotated by one more after every two repetitions,
+    and reversed in every second."""
     start = (turn // 2) % len(variants)
     rotated = [*variants[start:], *variants[:start]]
     return rotated[::-1] if turn % 2 else rotated
@@ -273,9 +274,9 @@ class Parting(NamedTuple):
     """The first position (from 0) where an answer differs from plain decoding's, and the target's top-2 gap there
     (None: not recorded).
 
-    `kind`: "near tie", a gap so small that rounding may decide; "beyond", a larger gap, which is an alarm. An answer
-    that may rightly differ is an "other draw" of the same distribution, or an "other text" (of another model, a search,
-    or a lossy rule).
+    `kind`: "near tie", a gap so small that rounding may decide; "beyond", a larger or unknown gap, which is an alarm.
+    An answer that may rightly differ is an "other draw" of the same distribution, or an "other text" (of another model,
+    a server, a search, or a lossy rule).
     """
 
     kind: PartingKind
@@ -308,7 +309,7 @@ def baseline(answers: Sequence[Answer]) -> Answer | None:
 
 
 def comparisons_of(answers: Sequence[Answer]) -> list[Comparison]:
-    """Compare every other lane with the baseline, if there is one; each is named if there are more than two."""
+    """Compare every other answer with the baseline, if there is one; lanes are named if there are more than two."""
     plain, named = baseline(answers), len(answers) > 2
     others = [] if plain is None else [(each.method, compare(plain, each)) for each in answers if each is not plain]
     return [Comparison(f"{name}: " * named + each.text, each.style) for name, each in others if each is not None]
@@ -354,8 +355,8 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 
 def compared(answers: Sequence[Answer]) -> Json:
-    """Return `speedup` (the last lane's rate over ar's), `disturbed` (whether that timing was; `speedup` is then None)
-    and `same_output` (whether every lane that must equal ar does)."""
+    """Return `speedup` (the last lane's rate over the baseline's), `disturbed` (whether that timing was; `speedup` is
+    then None) and `same_output` (whether every lane whose ids must equal the baseline's has them)."""
     plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}

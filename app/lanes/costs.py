@@ -2,7 +2,8 @@
 reviews, drafts by source, the standardised walltime improvement (SWI).
 
 A :class:`LaneRecord` is a lane without the parts that run it. It is made when a lane begins to run; files have the same
-record, and :func:`event_of` reads their events. Knows lanes and pairs by their parts, not how they decode. No torch.
+record, and :func:`event_of` reads their events. Knows lanes and pairs by their parts, not how they decode. Imports no
+torch, unless it counts the parameters of a draft head.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from app.lanes.lane import Lane, PairEngine
 
 
-LOOKED_UP = ("match", "suffix")  # sources that copy from earlier answers
+LOOKED_UP = ("match", "suffix")  # sources that copy: from the conversation, and from earlier answers
 SEEN = 0.5  # share of an answer's tokens in earlier answers above which it counts as seen before
 
 BY = {  # the tables that say what a call costs, and their names on the screen, in its order
@@ -142,14 +143,14 @@ def cost_lines(stats: Stats, terms: Terms) -> list[str]:
 
 
 def seen_before(stats: Stats, terms: Terms) -> bool:
-    """Return whether earlier answers have this text and most accepted drafts were copied from them: then the figures
-    measure memory, not prediction."""
+    """Return whether earlier answers have this text and most accepted drafts were copied, not predicted: then the
+    figures measure memory."""
     looked_up = sum(kept for name, (_, kept) in zip(terms.sources, stats.sources, strict=False) if name in LOOKED_UP)
     return terms.seen and 2 * looked_up > stats.draft_n_accepted
 
 
 def proposed(stats: Stats, names: Sequence[str]) -> str:
-    """Return accepted / drafted by source: "glide 12/20, maxgram 30/60"."""
+    """Return accepted/drafted tokens by source: "glide 12/20, maxgram 30/60"."""
     return ", ".join(
         f"{names[index] if index < len(names) else index} {accepted}/{drafted}"
         for index, (drafted, accepted) in enumerate(stats.sources)
@@ -177,7 +178,7 @@ class LaneRecord:
 
     @property
     def served(self) -> bool:
-        """Whether a server answers (:class:`app.lanes.lane.Lane`); read from the name, which is all that a file has."""
+        """Whether a server answers, as in :class:`app.lanes.lane.Lane`; by its name, since files do not say it."""
         return is_server(self.name)
 
     @property

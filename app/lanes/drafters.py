@@ -92,7 +92,7 @@ class PairDrafters:
         return self._tables
 
     def finished(self, request: DraftRequest) -> SuffixIndex | None:
-        """Return the finished answers if `suffix` is on; under "auto" for the lane `suffix` and in a session."""
+        """Return the finished answers if `suffix` is on; under "auto" for the lane `suffix` and in the console."""
         auto = self.in_session or request.word == "suffix"
         return self.answers if {"on": True, "off": False}.get(request.settings.suffix, auto) else None
 
@@ -120,7 +120,8 @@ class PairDrafters:
         return self._heads[word]
 
     def alphas(self, word: str) -> tuple[float, ...]:
-        """Return alpha by position of a draft head on held-out text, from its card; () for other drafters."""
+        """Return alpha by position of a draft head on held-out text, from its configuration; () if that has none,
+        and for other drafters."""
         if row_of(word).needs not in HEAD_KINDS or "+" in word:
             return ()
         try:
@@ -132,7 +133,7 @@ class PairDrafters:
     def cascade(self, request: DraftRequest) -> tuple[list[Drafter], Matrix, float]:
         """Return drafters large to small, K matrix and lenience of the settings, else of the pair.
 
-        UsageError if they name nothing or do not go together.
+        UsageError if neither names drafters, or if drafters and matrix do not go together.
         """
         spec, settings, lane = self._loaded.spec, request.settings, f"lane {request.word}"
         names, lenience = settings.cascade, settings.lenience
@@ -178,8 +179,8 @@ class PairDrafters:
     def make(self, word: str, settings: Settings, ratios: Ratios | None = None) -> Drafter:
         """Build a new drafter under these settings; UsageError if the pair lacks a part.
 
-        Drafts become trees where the target takes them. `expand auto` is the value in the drafter's row, the fastest by
-        measurement (docs/notes.md); then at a fixed gamma only "joint" grows trees.
+        Drafts are trees only where the target takes them. `expand auto` is the value in the drafter's row, the fastest
+        by measurement (docs/notes.md); then at a fixed gamma only "joint" grows trees.
         """
         expand = row_of(word).expand if settings.expand == "auto" else settings.expand
         trees = settings.expand != "auto" or settings.gamma == "auto" or expand == "joint"
@@ -187,7 +188,7 @@ class PairDrafters:
         return self.build(DraftRequest(word, settings, expand, settings.gamma == "auto", ratios))
 
     def folder(self, kind: str) -> Path:
-        """Return the draft head's folder: the pair's drafter if it is of this kind, else the pair's `students`.
+        """Return the draft head's folder: the pair's drafter if it is of this kind, else that among its `students`.
 
         UsageError if the pair has none or its folder does not exist.
         """
@@ -244,7 +245,7 @@ class PairDrafters:
 
 
 class UnusableDrafterError(UserError):
-    """The pair's own drafter cannot be used: `why` names the file, the text also names a drafter that needs none."""
+    """The pair's own drafter cannot be used: `why` names the file, the text also a drafter that needs no file."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -252,8 +253,8 @@ class UnusableDrafterError(UserError):
 
 
 def moved(head: DraftHead, device: torch.device, dtype: torch.dtype, target: Any) -> DraftHead:
-    """Move the head's parameters to `device` in `dtype`. Its rotary angles stay float32, a shared embedding stays the
-    target's."""
+    """Return the head with its parameters on `device` in `dtype`. Its rotary angles stay float32. A shared embedding is
+    the target's own, unless that is quantized, split over processes or of another dtype: then it is a copy."""
     if isinstance(head.model.embed_tokens, QuantizedEmbedding) and device.type == "cpu" and dtype == torch.float32:
         return head  # nothing to move, and the embedding is the target's
     head = cast("DraftHead", unpacked_copy(head)).to(device)

@@ -1,9 +1,10 @@
 """Lanes: a loaded pair and the settings bound to the one decode loop, by the names of `--compare`.
 
 A :class:`Lane` is one way of answering a prompt. `ar` is the target alone, `spec` the target with the pair's drafter,
-`lossy` the same by a rule that is not exact, `draft` the drafter model alone, `beam` the target's beam search; any
-other name is the target with the drafter of that name (sampling/drafters/registry.py). A :class:`PairEngine` keeps
-drafters from answer to answer and builds new ones when their settings change. Knows no text, no screen.
+`lossy` the same by a rule that is not exact, `draft` the drafter model alone, `beam` the target's beam search, `server`
+or a URL a server's answer; any other name is the target with the drafter of that name (sampling/drafters/registry.py).
+A :class:`PairEngine` keeps drafters from answer to answer and builds new ones when their settings change. Knows no
+screen.
 """
 
 import math
@@ -50,7 +51,7 @@ _UNDRAFTED: Json = {  # the other fields of a Step of which only the token and i
     **dict.fromkeys(("drafted", "parents", "source", "path", "draft_p", "calls"), ()),
     **{"gamma": 0, "top2_gap": None, "draft_s": 0.0, "sample_s": 0.0},
 }
-# Settings that a request to a server cannot carry, each with the value at which it is off:
+# Settings that a request to a server cannot carry, each with the only value that the lane of a server takes:
 NOT_IN_REQUESTS = {"no_repeat_ngram": 0, "penalty_window": 0, "typical_p": 1.0, "chat": True}
 
 
@@ -84,7 +85,7 @@ class Lane:
 
     @property
     def drafts(self) -> bool:
-        """Whether anything is ever drafted."""
+        """Whether the lane has a drafter."""
         return not isinstance(self.drafter, NoDrafter)
 
     @property
@@ -252,7 +253,8 @@ def make_sampler(
 
 @dataclass
 class _LaneDrafter:
-    """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`."""
+    """A lane's drafter from answer to answer, and its gamma controller if it has run under `gamma auto`. `ratios`:
+    estimates from past rounds that both use."""
 
     key: DrafterKey
     drafter: Drafter
@@ -282,7 +284,7 @@ class PairEngine:
         self.measured: Any = None  # the Measured of app/lanes/warm.py, if it was warmed up
 
     def _remote(self) -> RemoteLM:
-        """The server's model; without a tokenizer of its ids it answers in text alone."""
+        """Return the server as a target that scores drafts; without a tokenizer of its ids, as one that cannot."""
         if self.server is None or self.reads_text:
             return RemoteLM(None)
         own = self.tokenizer.eos_token_id
@@ -291,7 +293,7 @@ class PairEngine:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines worth showing once."""
+        """Lines about the pair, to be shown once."""
         name, word = self.loaded.target.name, self.loaded.drafter_word
         own = {
             f"{name} ships a multi-token prediction layer: --drafter mtp drafts with it": (
@@ -310,7 +312,7 @@ class PairEngine:
 
     @property
     def invariant(self) -> bool:
-        """Whether each row of a pass of the target gets what it would get alone, bit for bit."""
+        """Whether a token gets the same logits, bit for bit, whatever else is in the target's pass."""
         return isinstance(getattr(self.target, "network", None), FusedNetwork)
 
     @property
@@ -366,7 +368,8 @@ class PairEngine:
         return lane_of(self.target, own.drafter, pace=own.pace if settings.gamma == "auto" else None)
 
     def _check_greedy(self, name: str, settings: Settings) -> None:
-        """Raise UsageError for settings under which the next token need not be the server's likeliest."""
+        """Raise UsageError for a beam search and for settings under which the next token need not be the server's
+        likeliest."""
         wrong = [
             rule for rule in ("temperature", "no_repeat_ngram", *PENALTIES, "logit_bias") if getattr(settings, rule)
         ]
@@ -435,14 +438,15 @@ class PairEngine:
         )
 
     def mean_drafted(self, settings: Settings) -> float | None:
-        """Return the tokens that `gamma auto` drafts a round in the last lane with a controller; None without one."""
+        """Return the mean of the tokens that `gamma auto` has drafted a round in the last lane with a controller; None
+        without one."""
         paces = [
             own.pace for own in filter(None, map(self._lane_drafters.get, settings.compare)) if own.pace is not None
         ]
         return paces[-1].mean_drafted if paces else None
 
     def sampled_lane(self, settings: Settings) -> str:
-        """Return the lane that draws several answers: the last one if a server answers it, else plain decoding."""
+        """Return the lane that draws several answers: the last one if it is a server's, else the target alone."""
         last = settings.compare[-1]
         return last if is_server(last) else OWN if self.server else "ar"
 
@@ -461,9 +465,10 @@ class PairEngine:
         return go_on(self.target.open([prompt], previous=previous, hidden=hidden), begun)
 
     def forget(self) -> None:
-        """Drop everything kept from earlier answers: n-gram stores, the drafters' caches.
+        """Drop the lanes' drafters with what they keep from earlier answers: n-grams, caches.
 
-        The measured times of passes and the average acceptance describe the pair, not an answer, and are kept.
+        The finished answers that `suffix` reads are kept. So are the measured times of passes and the average
+        acceptance, which describe the pair, not an answer.
         """
         self._lane_drafters.clear()
         self._draft_session = None

@@ -55,8 +55,9 @@ def catalogue(options: ModelOptions) -> Catalogue:
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     """Return the pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables.
 
-    A --target without --pair takes nothing from the default pair: it gets the catalogue's settings for every pair, and
-    the n-gram drafter unless --drafter names one. The options do not change a pair chosen by `name` (/pair).
+    A --target without --pair takes no model and, unless it is a server, no setting from the default pair: it gets the
+    catalogue's settings for every pair, and the n-gram drafter unless --drafter names one. The options do not change a
+    pair chosen by `name` (/pair).
     """
     known = catalogue(options)
     if name is not None:

@@ -1,8 +1,9 @@
 """Several lanes answer one prompt, taking turns in one process: the lane with the least time on its clock is next.
 
 Each lane's clock counts only its own compute, so the lanes advance at their true relative speed although one process
-runs them all. The prompt is read once and its cost put on every clock. Time that the consumer of the events takes is on
-no clock. By the same clocks a finished race can be shown at any speed. Knows no text and no screen.
+runs them all. The target reads the prompt once, and its time is put on the clock of every lane that runs on the target.
+Time that the consumer of the events takes is on no clock. By the same clocks a finished race can be shown at any speed.
+Knows no text and no screen.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Race:
     the answer, where an encoder reads the prompt. `alternatives`: see :meth:`Lane.run`, for the last lane and those
     that draft. `messages`: the chat, which servers read. A server's lane runs to its end once it has begun: a server
     cannot pause, and one on this machine would disturb the others' clocks. After the end (or after closing the
-    iterator) `session` is that of the last lane that shares the target, for the next turn; after an error it is None.
+    iterator) `session` is that of the last lane that shares the target (`previous` if none does), for the next turn;
+    after an error it is None.
     """
 
     def __init__(

@@ -5,8 +5,8 @@ Passes leave the cache as it was and are timed in turns, so that a machine that 
 first calls of a process take many times as long as later ones. They are made here, outside any answer: passes of 1 to
 16 tokens and a few rounds with the pair's drafter. Their costs seed `gamma auto`, so that the first round of the first
 answer drafts as many tokens as pay. The measurements of earlier starts on this machine are kept in the cache folder,
-in case other programs disturb this one; errors in reading or writing them are ignored. Knows no text: the tokens are
-random.
+in case other programs disturb this start; errors in reading or writing them are ignored. For an encoder-decoder model a
+few tokens are decoded and nothing is measured. Knows no text.
 """
 
 import statistics
@@ -115,7 +115,7 @@ def passes(network: Network, counts: Iterable[int], context: int) -> dict[int, W
 
 
 def timed(turns: dict[Key, WarmPass], repeats: int, device: torch.device) -> dict[Key, list[float]]:
-    """Return the seconds of each pass: all in turn, `repeats` times, or for BUDGET seconds and at least three times."""
+    """Return the seconds of each pass: all in turn, `repeats` times, or fewer (at least three) after BUDGET seconds."""
     laps: dict[Key, list[float]] = {key: [] for key in turns}
     begun = time.monotonic()
     for run in turns.values():
@@ -142,7 +142,7 @@ def random_tokens(vocab_size: int, count: int, device: torch.device) -> tuple[to
 
 
 SECONDS = 1.0  # seconds after which no further pass of the warm-up is begun; a large target gets fewer widths
-QUICK = 0.02  # seconds of a one-token pass up to which every width is measured, three times
+QUICK = 0.02  # seconds of a one-token pass up to which all COUNTS are measured; of a slower target FEW_COUNTS
 FEW_COUNTS = (1, 2, 4, 8, 16)
 PROMPT, ROUNDS, DRAFTED = 64, 8, 4  # tokens of the prompt; rounds with the drafter, and tokens drafted in each
 REMEMBERED = 5  # starts whose measurements are kept
@@ -151,7 +151,7 @@ _FILE = TypeAdapter(dict[str, list[Measured]])  # by machine and pair, the lates
 
 
 def warm_up(engine: PairEngine) -> None:
-    """Warm a pair up; its controllers begin with these measurements and those of earlier starts."""
+    """Warm a pair up; its gamma controllers begin with these measurements and those of earlier starts."""
     if engine.server is not None:  # it runs elsewhere
         return
     if engine.encodes:  # some tokens of the lane spec; nothing is measured
@@ -192,7 +192,8 @@ def _passes(session: Session, prompt: list[int]) -> dict[int, float]:
 
 
 def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settings, costs: Costs) -> float | None:
-    """Return c of the drafter, measured over rounds of the decode loop; None if it drafts nothing."""
+    """Return c (the cost of a drafted token, in one-token passes), measured over rounds of the decode loop; None if the
+    drafter drafts nothing."""
     fixed = drafter.traits.most
     if not drafter.traits.names or fixed == 0:
         return None
@@ -211,7 +212,8 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
 
 
 def _key(engine: PairEngine) -> str:
-    """Return the key of measurements: the machine, the target with its precision and size, the drafter, the version."""
+    """Return the key of measurements: processor and threads, the target with its precision, size and device, the
+    drafter, the version."""
     loaded = engine.loaded
     target = loaded.target
     drafter = loaded.draft_head or ", ".join(

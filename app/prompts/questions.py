@@ -1,9 +1,9 @@
 """Prompts: one from standard input, many from a file, a data set or the built-in ones, and the ids that a model reads.
 
-Files are jsonl (`prompt`, or `turns`; optionally `category` and `question_id`) or plain text with a prompt a line. Data
-sets by name are jsonl files in the folder `data_dir`; each record is first turned into an object of a prompt file. The
-built-in prompts have Spec-Bench's kinds of task, in words of this project. An error names the number of the wrong line.
-Knows no models beyond their tokenizer and no right answers.
+A .txt file has a prompt a line, any other a JSON object a line: `prompt` or `turns`, and optionally `category` and
+`question_id`. Data sets by name are jsonl files in the folder `data_dir`; each record is first turned into an object
+of a prompt file. The built-in prompts have Spec-Bench's kinds of task, in words of this project. An error names the
+number of the wrong line. Knows no models beyond their tokenizer and no right answers.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def fitting(ids: list[int], context: int) -> list[int]:
 def turns_of(
     engine: PairEngine, settings: Settings, question: Question, skipped: list[str]
 ) -> Iterator[tuple[int, Plan, Conversation]]:
-    """Yield number, plan and chat of each turn of a question; the caller commits the answer before it takes the next.
+    """Yield number (from 0), plan and chat of each turn of a question; the caller commits the answer before it takes
+    the next.
 
     The first prompt that does not fit into the context ends the question: `skipped` gets a line about it.
     """
@@ -133,7 +134,8 @@ def turns_of(
 
 
 def prompt_ids(engine: PairEngine, text: str, settings: Settings) -> list[int]:
-    """Return the ids of a message, in the chat template unless the settings turn it off. UsageError if too long."""
+    """Return the ids of a message, in the chat template unless the settings turn it off. UsageError if it is too long
+    or has none."""
     return fitting(conversation(engine, settings).plan(text).prompt, engine.context)
 
 
@@ -163,7 +165,8 @@ ReadRecord = Callable[[Json], Json | None]
 
 
 def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Question]:
-    """Read the questions of a file (.jsonl, else a prompt a line), or the built-in ones. UsageError names the line.
+    """Read the questions of a file (.txt: a prompt a line; else JSON lines), or the built-in ones. UsageError names the
+    line.
 
     `entry` turns a record into an object of a prompt file, or into None if it is left out.
     """

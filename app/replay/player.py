@@ -38,7 +38,7 @@ LONGEST_WAIT = 10.0  # seconds between two answers
 
 
 def replay(settings: Settings, options: ModelOptions, args: Namespace) -> int:
-    """Show a session log; return the exit code. UserError for any other file."""
+    """Show a session log, or write it as a page (--page); return the exit code. UserError for any other file."""
     log = read_log(args.file)
     answers = log.answer(args.answer)
     if args.page is not None:
@@ -268,7 +268,7 @@ def figures_of(step: PlayedStep, tracks: Sequence[Track]) -> dict[str, str]:
 
 
 def _slowly(tracks: Sequence[Track], surface: Surface) -> bool:
-    """Show the rounds, on a terminal one a second or a key; return False after Ctrl-C."""
+    """Show the rounds, on a terminal one a second, sooner at a key; return False after Ctrl-C."""
     surface.say("")
     for part in rounds_of(explained_track(tracks), surface.look.sized()).parts():
         surface.say(part)

@@ -3,7 +3,8 @@
 Every line is a JSON object; its `kind` says whether it opens a run ("recording") or an answer, is an event, or closes
 an answer. A file may hold several runs. It may end in the middle of an answer, even of a line, if the run was killed:
 that is noted; anything else that is wrong is an error with file and line. A line is written whole and at once. If the
-file cannot be written any more, one line says so, and decoding continues. No models, no tokenizer, no torch.
+file cannot be written any more, one line says so, and decoding continues. Reading a log needs no model, no tokenizer
+and no torch.
 
 All text on the screen comes from calls of `decode` with ids. :class:`LoggingDecoder` records each call as an entry
 (index of an earlier entry, further ids, characters kept of that entry's text, further text), so that a growing text
@@ -45,10 +46,10 @@ except ImportError:  # no POSIX
     fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
-TextEntry = tuple[int, tuple[int, ...], int, str]
+TextEntry = tuple[int, tuple[int, ...], int, str]  # an entry, as above
 
 NOTHING = -1  # the index of an empty entry: no ids, no text
-_LONGEST_HEAD = 65_536  # bytes
+_LONGEST_HEAD = 65_536  # bytes of a file that are read to see whether its first line is that of a session log
 _BACK = 32  # most ids that an entry adds to an earlier one; beyond, it begins from nothing
 
 
@@ -106,11 +107,12 @@ class RunLine(BaseModel):
     pair: str
     target: str
     drafter: str
-    where: str = ""
+    where: str = ""  # the target's number format and device, or its server's address
 
 
 class OpeningLine(BaseModel):
-    """Opens an answer."""
+    """Opens an answer. `before`: the ids with which a continued answer begins; `forced`: the user chose the last of
+    them. `waited`: seconds since the end of the answer before."""
 
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -130,7 +132,8 @@ class EventLine(BaseModel):
 
 
 class ClosingLine(BaseModel):
-    """Closes an answer."""
+    """Closes an answer. `seen`: earlier answers of the session have its text. `pauses`: (seconds, key that ended it) of
+    each pause at a phase of a round."""
 
     reason: Reason
     text: str
@@ -303,8 +306,8 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         settings: Settings,
         decode: Decode,
     ) -> "AnswerLog":
-        """Open an answer by these lanes, whose texts `decode` returns; a line with the facts of the pair that a replay
-        needs comes first if they have changed."""
+        """Open an answer by these lanes, whose texts `decode` returns; a line with the facts of the pair that `replay`
+        and `simulate` need comes first if they have changed."""
         end = getattr(engine.tokenizer, "eos_token_id", None)
         end = end if end in engine.stop_ids else min(engine.stop_ids, default=None)
         start = {} if engine.start_id is None else {"start_id": engine.start_id}

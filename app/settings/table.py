@@ -1,5 +1,6 @@
-"""The one table of settings, from which flags, variables, /set, completion, help, errors and the README are made; and
-the layers of their values, lowest first: built in < models.yaml < pair < environment < flags < changes in the console.
+"""The one table of settings, from which flags, variables, /set, completion, help, errors and the tables of
+docs/reference.md are made; and the layers of their values, lowest first: built in < models.yaml < pair < environment <
+flags < changes in the console.
 
 A setting is one call of :func:`setting`: its type, default, range, one line of help and group. The rows of
 :class:`Settings` can stand in models.yaml and change while the console runs; those of :class:`ModelOptions` choose the
@@ -73,7 +74,7 @@ class Field:
 
     @property
     def flag(self) -> str:
-        """The flag that changes it; of a switch the form that departs from the default: --no-chat."""
+        """The flag that help shows; of a switch the form that departs from the default: --no-chat."""
         return f"--no-{self.flags[0][2:]}" if self.default is True else self.flags[0]
 
     @property
@@ -110,7 +111,7 @@ class _Record(pydantic.BaseModel):
     error."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
-    noun: ClassVar[str]
+    noun: ClassVar[str]  # what an error calls one of its rows
 
     @classmethod
     @cache
@@ -436,7 +437,8 @@ def arguments(fields: Mapping[str, Field], given: SettingValues, **more: Any) ->
 
 
 def from_environment(environ: Mapping[str, str], fields: Mapping[str, Field]) -> SettingValues:
-    """Read the values of SPEC_* variables (empty ones count as unset); UsageError names the variable."""
+    """Read the values of SPEC_* variables (empty ones count as unset), and `offline` of HF_HUB_OFFLINE too. UsageError
+    names the variable."""
     values = {
         field.name: field.read(environ[field.variable], label=field.variable)
         for field in fields.values()

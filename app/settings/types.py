@@ -1,9 +1,9 @@
 """Types of setting: how a value is read from text, its allowed values, how it is shown and completed.
 
 A :class:`SettingKind` is a pydantic type with words for errors. It turns a user's text (or a value of a configuration
-file) into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; an error line
-shows the refused value and the nearest allowed one. Facts of a loaded pair (which models it has, whether rows of a K
-matrix and drafters agree) are checked elsewhere. Knows no setting by name, no flags, no torch.
+file) into a plain Python value, or raises :class:`RefusedError` with the words that follow "must be"; the error line
+also shows the refused value. Facts of a loaded pair (which models it has, whether rows of a K matrix and drafters
+agree) are checked elsewhere. Knows no flags, no torch.
 """
 
 import json
@@ -34,15 +34,16 @@ from utils.visible import visible
 
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", re.ASCII)
 _WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
-SHOWN = 40
+SHOWN = 40  # characters to which a refused value, or the list of a setting's words, is limited
 
-# The names that --compare takes: ways to answer, plain decoding (ar) included.
+# The names that --compare takes besides server, URLs and oracle:…: ways to answer, plain decoding (ar) included.
 LANES = ("ar", "spec", "draft", *registry.LANES, "beam", registry.LOSSY)
-# The lanes that draft, of which --methods tries several; spec is the pair's own drafter.
+# The lanes that draft, of which --methods of simulate tries several; spec is the pair's own drafter.
 METHODS = ("spec", *(lane for lane in registry.LANES if lane != "oracle"))
 SEED_LIMIT = 2**63 - 1
 
 NONE = "(none)"
+# K matrices of Cascade Speculative Drafting's published runs, offered on Tab:
 PUBLISHED = ("[[5,10],[0,10]]", "[[13,10],[0,10]]", "[[5,14,10],[0,1,10],[0,0,10]]")
 _SWITCH = {"on": True, "yes": True, "true": True, "1": True, "off": False, "no": False, "false": False, "0": False}
 
@@ -146,8 +147,8 @@ def _decimal(value: Any) -> Any:
 
 
 class Number(SettingKind):
-    """A finite number between `low` and `high`; either end may be left out. A value below `least` counts as 0. `word`
-    stands for a value that is no number."""
+    """A finite number between `low` and `high`, without an end that `without_low` or `without_high` excludes. A value
+    nearer to 0 than `least` counts as 0. `word` stands for a value that is no number."""
 
     def __init__(
         self,
@@ -317,13 +318,13 @@ DRAFTER_NAMES = SettingKind(
 
 
 def unescaped(text: str) -> str:
-    """Return the text with \\n, \\t and characters after a backslash read."""
+    """Return the text with its escapes (\\n, \\t, a backslash before a quote or a backslash) read."""
     return re.sub(r"\\([nt\\'\"])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Return the texts of a JSON list or of a sequence, each once; any other text is a single one, with \\n, \\t and
-    \\\\ read."""
+    """Return the texts of a JSON list or of a sequence, each once; any other text is a single one, its escapes read by
+    :func:`unescaped`."""
     if value in ("", NONE):
         return ()
     if isinstance(value, str):
