@@ -55,12 +55,12 @@ _SCALARS = {
 
 
 def check_written(name: str, stored: Json, config: HfConfig) -> None:
-    """Raise UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a
-    number that only other families read.
+    """Raise UserError if config.json, `stored`, lacks a key that its release of transformers wrote for the class of
+    `config`, or has a number that only other families read.
 
     A release writes every key of its class; keys of a nested configuration may be left out. Keys that an older file
-    lacks came later, with a default that changed nothing. The number of heads, or the
-    nested configuration, is needed in files of every age.
+    lacks came later, with a default that changed nothing. The number of heads, or the nested configuration, is needed
+    in files of every age.
     """
     from transformers import PreTrainedConfig
 
