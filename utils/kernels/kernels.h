@@ -1,7 +1,7 @@
 /* The structures that Python hands to the kernels, and the types of weights. utils/kernels/header.py reads this text.
 
-   A weight [rows, width] takes at most a twentieth more than in its GGUF file. 16 rows (columns of the product) lie
-   side by side, so that one vector serves 16 of them:
+   16 rows of a weight [rows, width], which are columns of the product, lie side by side, so that one vector serves 16
+   of them. They take at most a twentieth more than in their GGUF file:
 
        [rows / 16][width / block] blocks of `block` numbers a row, each a header and block / 32 groups
 

@@ -27,6 +27,7 @@ typedef uint16_t Words __attribute__((vector_size(2 * LANES)));
 typedef uint32_t Doubles __attribute__((vector_size(4 * LANES)));
 typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
 #if WORDS
+/* 16 columns in two registers, and the unpacked codes of a group. */
 typedef union {
     Octets octets;
     Pairs pairs;

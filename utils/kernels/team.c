@@ -25,7 +25,8 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 #endif
 
-enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* threads, pauses, pauses, nanoseconds */
+/* Threads at most beside the calling one; pauses before a nap, and before sleep; nanoseconds of a nap. */
+enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 };
 
 struct Meeting {
     _Alignas(64) atomic_long arrived;

@@ -195,7 +195,7 @@ def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig,
 
 
 def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
-    """Return why no compiled pass runs a model; "" if one does."""
+    """Return why no compiled pass runs a model (utils/kernels/pass.c, one call for all layers); "" if one does."""
     try:
         make_kernels(progress)
         facts = None if attention else facts_of(config)

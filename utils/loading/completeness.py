@@ -46,6 +46,7 @@ def _predicts_ahead(key: str, config: HfConfig) -> bool:
 
 
 _ROPE, _ROPE_BEFORE, _BASE, _SHARE = "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"
+# Keys that change no logits, and numbers that change them in the families that read them.
 _NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
 _SCALARS = {
     *("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale"),

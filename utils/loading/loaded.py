@@ -33,7 +33,7 @@ class LoadOptions:
     dtype: str = "auto"
     quantization: str = "none"
     drafter_quantization: str = "none"
-    kv_dtype: str = "auto"  # dtype of the cache of a compiled pass
+    kv_dtype: str = "auto"  # dtype of the cache of a compiled pass (utils/kernels/pass.c)
     activations: str = "q16"  # the activations of a compiled pass: 16 bits, or 8
     attn_implementation: str | None = None
     revision: str | None = None

@@ -6,8 +6,8 @@ every load reads into one array. On Linux numpy asks for large pages for it: a p
 know is loaded as float32; one whose tensors do not fit its configuration is refused.
 
 A packed model has the parts and the configuration that the compiled pass reads. transformers, whose model classes take
-longer to import than all else, is imported only for its own pass, and for rotary frequencies that utils/families.py
-does not compute.
+longer to import than all else, is imported only where its own model is needed (`PackedModel.whole`), which includes
+rotary frequencies that utils/families.py does not compute.
 """
 
 import math
