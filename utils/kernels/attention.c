@@ -11,7 +11,8 @@ enum { QUERIES = 6 };
 enum { QUERIES = 4 };
 #endif
 static const float HIDDEN = -1e30f; /* the score of an absent slot */
-enum { CHUNK = 64, MOST_QUERIES = 64 }; /* slots that stay in the first cache for all queries of a tile */
+enum { CHUNK = 64, MOST_QUERIES = 64 }; /* slots that stay in the L1 cache for all queries of a tile; heads of queries
+                                           that share a head of keys, at most */
 
 /* The queries of a tile, [row][head], and their working memory. */
 typedef struct {
@@ -19,7 +20,7 @@ typedef struct {
     const float *queries[TILE];
     float *scores; /* [query][scores_row] */
     float *sums;   /* [query][size] */
-    int64_t group, size;
+    int64_t group, size; /* group: queries of a row */
 } Tiles;
 
 /* How many vectors of 16 sums the registers hold for each query when `count` queries are computed at once. */
@@ -140,8 +141,8 @@ static void mix(const Tiles *t, int64_t first, int64_t last, const uint8_t *valu
     }
 }
 
-/* Replace each score by e^(score - largest) and return 1 / their sum. The first `hidden` scores, and the rest of the
-   last block of 16, count as unseen; there is room for the whole block. */
+/* Cap the scores if `cap` is above 0, replace each by e^(score - largest), and return 1 / their sum. The first `hidden`
+   scores, and the rest of the last block of 16, count as unseen; there is room for the whole block. */
 float softmax(float *scores, int64_t hidden, int64_t count, float cap) {
     if (cap > 0)
         for (int64_t at = 0; at < count; at += WIDTH)
@@ -243,7 +244,8 @@ static void attend(const Tiles *t, const Row *row, int64_t rows, int64_t window,
     }
 }
 
-/* `group` queries, from the head's `first` on, of each of these rows; the results are the input of `o`. */
+/* `group` queries, from the head's `first` on, of each of these rows; the results are the input of `o`, the product
+   after attention. */
 static void attend_some(const Pass *p, int64_t index, int64_t head, int64_t first, int64_t group, int64_t start,
                         int64_t rows, const Member *member) {
     const int64_t every = p->heads + 2 * p->shared, groups = p->heads * p->size / GROUP;
@@ -263,7 +265,8 @@ static void attend_some(const Pass *p, int64_t index, int64_t head, int64_t firs
         }
 }
 
-/* Units are (key head, row), rows of one sequence in tiles; where there are few of these, units are single queries. */
+/* Units are (key head, row), rows of one sequence in tiles. Where fewer than 8 rows give a number of these that is no
+   multiple of the threads, units are single queries. */
 void attention(const Pass *p, int64_t index, Member *member) {
     const int64_t group = p->heads / p->shared, few = p->shared * p->rows % member->threads;
     const int64_t split = few && p->rows < TILE ? group : 1;

@@ -1,7 +1,7 @@
 """The kernels as Python calls them: the structures of kernels.h, the library, which is loaded once, and its threads.
 
-Threads that wait for each other collapse as soon as another process wants a core, so a team (team.c) gives way to one
-thread for a while (:class:`Pace`); results do not depend on their number.
+Threads that wait for each other become far slower than one as soon as another process takes a core, so a team (team.c)
+gives way to one thread for a while (:class:`Pace`); results do not depend on their number.
 """
 
 import ctypes
@@ -30,14 +30,14 @@ TABLES, MOST_CHOSEN, CONTEXT, OFFERED = (CONSTANTS[name] for name in ("TABLES", 
 Weight, Product, LookUp, Expert = (STRUCTURES[name] for name in ("Weight", "Product", "LookUp", "Expert"))
 LayerStruct, PassStruct, StepStruct = (STRUCTURES[name] for name in ("Layer", "Pass", "Step"))
 Walk, Descent, TableLevel, Offers = (STRUCTURES[name] for name in ("Walk", "Descent", "TableLevel", "Offers"))
-CODES, PICK = (ctypes.sizeof(STRUCTURES[name]) for name in ("Codes", "Pick"))  # 32 activations; a row of an expert
+CODES, PICK = (ctypes.sizeof(STRUCTURES[name]) for name in ("Codes", "Pick"))  # bytes of 32 activations; of a Pick
 ROW_FIELDS = tuple(name for name, _ in STRUCTURES["Row"]._fields_)
 ROW = np.dtype([(name, np.int64) for name in ROW_FIELDS])
 WALKED = 16  # logits that a walk reads at a time
-HELD_UP = 1 / 3  # share of their time that threads may sleep at barriers before one thread is faster
+HELD_UP = 1 / 3  # share of a run's time that its threads, added up, may sleep at barriers before one thread is faster
 MOST_LOST = 0.02  # seconds that they may sleep beyond that; a run counts for half of it at most
 SHORTEST, LONGEST = 0.25, 4.0  # seconds with one thread before the team is tried again
-CALM = 16  # runs without excess sleep after which the pause is the shortest again
+CALM = 16  # runs in a row without excess sleep after which the pause is the shortest again
 
 _one_at_a_time = threading.Lock()
 _libraries: list[ctypes.CDLL] = []  # the library, once it is loaded
@@ -125,11 +125,13 @@ def walkable(logits: "Tensor") -> bool:
 
 
 def walk(address: int, count: int, most: int, state: int | None = None, temperature: float = 1.0) -> Structure:
-    """Return the `most` largest (up to 16) of `count` float32 logits at an address, and the id that is drawn at this
-    temperature with the noise of `state`; without a state the largest is drawn. `count` is a multiple of 16.
+    """Return a Walk (kernels.h): the `most` largest (up to 16) of `count` float32 logits at an address, and the id that
+    is drawn at this temperature with the noise of `state`; without a state the largest is drawn. `count` is a multiple
+    of 16.
 
-    `mass` is Σ e^(logit − largest), `tempered` the same at the draw's temperature; NaN if a logit is NaN or +inf, or
-    all are -inf. `drawn` is −1 where rounding could decide: then the sampler draws.
+    `mass` is Σ e^(logit − largest); NaN if a logit is NaN or +inf, or all are -inf. `tempered` is the same sum at the
+    temperature of a draw, 0 without one. `drawn` is −1 where `mass` is NaN, and where rounding could decide: then the
+    sampler draws.
     """
     walked = Walk(address, count, most, state is not None, state or 0, inverse=1 / temperature)
     kernels().walk(ctypes.addressof(walked))
@@ -156,10 +158,11 @@ def descend(
     min_p: float = 0.0,
 ) -> tuple[list[int], Sequence[Structure]]:
     """Walk down the draft of a row from node `start` (-1: the root) along the drawn tokens, to the first node of which
-    no child is drawn, or whose draw is undecided. Return the nodes on this path, and the :class:`Walk` of each.
+    no child is drawn, or whose draw is undecided. Return the nodes on this path, and the Walk of each, N+1 records in
+    all; `mass` is left out.
 
     logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from `start` on,
-    None: the largest logit is drawn, and masses are left out. The other numbers are those of a LogitsProcessor.
+    None: the largest logit is drawn. `most`: see :func:`walk`; the numbers after it are those of a LogitsProcessor.
     """
     by_row, by_node, _ = logits.stride()
     count = len(tokens)

@@ -2,7 +2,7 @@
 
 :data:`INSTRUCTION_SETS` says how the kernels are compiled. Where no row fits there are no kernels, and torch's own
 operators compute. The name of a kept library has a hash of the sources, the processor's row and the flags, so a stale
-one is never run. Imports nothing heavy.
+one is never run. Imports torch only to ask for the processor's features.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ UNITS = {  # object: source and definition
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """A processor as the compiler knows it. Results do not depend on the row, only the speed does."""
+    """A row of the table: a kind of processor. Results do not depend on the row, only the speed does."""
 
     name: str
     machine: str
@@ -88,7 +88,7 @@ def _fitting() -> list[InstructionSet]:
 
 
 def features() -> set[str]:
-    """The features of this processor that the system supports too, by torch, which asks both."""
+    """Return the features that both this processor and the system support, by torch's names."""
     import torch
 
     return {name for name, has in torch.cpu.get_capabilities().items() if has is True}
@@ -108,8 +108,8 @@ def library(
     """Return the library for a processor, kept in `folder`; `report` is called before it is compiled, `waits` while
     another process compiles it.
 
-    Where `folder` cannot be written to or executed from, a temporary folder serves this process. BuildError if it
-    cannot be compiled or loaded.
+    Where `folder` is None or cannot be written to or executed from, a temporary folder serves this process. BuildError
+    if the library cannot be compiled or loaded.
     """
     if folder is not None:
         kept = kept_library(folder, row)
@@ -138,8 +138,8 @@ def kept_library(folder: Path, row: InstructionSet) -> Path:
 
 
 def compile_library(out: Path, cpu: str, *more: str) -> Path:
-    """Compile the library into the file `out` and return `out`; its folder also gets the objects. BuildError if that
-    fails."""
+    """Compile the library into the file `out` and return `out`; its folder also gets the objects. `more`: arguments for
+    the compiler. BuildError if that fails."""
     cache = str(out.parent / "zig")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
 

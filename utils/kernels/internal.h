@@ -32,7 +32,7 @@ INLINE int64_t blocks_of(int64_t rows) { return (rows + COLUMNS - 1) / COLUMNS; 
 
 typedef struct Meeting Meeting;
 typedef struct {
-    int64_t thread, threads, turn;
+    int64_t thread, threads, turn; /* turn: barriers that it has come to */
     Meeting *meeting;
 } Member;
 typedef struct {
@@ -46,6 +46,7 @@ INLINE Share share(int64_t count, const Member *member) {
 
 /* -- products.c, linear.c, blocks.c -- */
 
+/* 16 columns of up to 8 rows: x [group][row], y rows of `stride` numbers. */
 typedef void (*Tile)(const uint8_t *data, const Codes *x, float *y, int64_t groups, int64_t stride, int rows);
 extern const Tile TILES[TYPES], NARROW_TILES[TYPES];
 void float_columns(const Weight *weight, int64_t block, const float *x, float *y, int64_t stride, int64_t rows);
@@ -64,7 +65,7 @@ void read_row(const Weight *weight, int64_t index, float *y);
 #endif
 
 static const float NARROW_TOP = 127.0f, TOP = 127.0f * 256.0f; /* the largest codes of 8 and of 16 bits */
-/* The bits of 2^-50 and of 2^74: no smaller and no larger numbers are codes. */
+/* The bits of 2^-50 and of 2^74, between which the largest number of a group must lie. */
 static const uint32_t TINY_BITS = 77u << 23, HUGE_BITS = 201u << 23;
 
 typedef int32_t Wholes8 __attribute__((vector_size(32)));
@@ -89,8 +90,8 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
-/* Quantise a group of 32 numbers; the largest of them gets the largest code. A group of tiny numbers becomes zeros. A
-   NaN or a huge number makes the scale NaN, and so its row's result. */
+/* Quantise a group of 32 numbers; the largest in magnitude gets the largest code. A group of tiny numbers becomes
+   zeros. A NaN or a huge number makes the scale NaN, and so its row's result. */
 INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
     const uint32_t bits = greatest_bits(low, high);
     const float most = float_of(bits);

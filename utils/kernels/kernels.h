@@ -1,29 +1,33 @@
 /* The structures that Python hands to the kernels, and the types of weights. utils/kernels/header.py reads this text.
 
-   A weight [rows, width] lies as small as in its GGUF file, 16 rows (columns of the product) side by side, so that one
-   vector serves 16 of them:
+   16 rows of a weight [rows, width], which are columns of the product, lie side by side, so that one vector serves 16
+   of them. They take at most a twentieth more than in their GGUF file:
 
-       [rows / 16][width / block] blocks, each a header and block / 32 groups
+       [rows / 16][width / block] blocks of `block` numbers a row, each a header and block / 32 groups
 
-   A group is 16 columns times 32 codes: its scales, lines of low bits, lines of high bits. A line is 64 bytes, four for
-   each column. "Quad" q of a group is its codes 4q to 4q + 3: what one integer instruction multiplies.
+   A code is the integer that is stored for a number; scales and minimums turn it into that number. A group is 16
+   columns times 32 codes: its scales, lines of low bits, lines of high bits. A line is 64 bytes, four for each column.
+   "Quad" q of a group is the codes 4q to 4q + 3 of each column, which one integer instruction multiplies.
 
        8 bits: line q has quad q
        4 bits: line l has quad l in its low nibbles and quad 4 + l in its high ones
        2 bits: line l has quad 2s + l in bits 2s and 2s + 1
        1 bit:  the line has quad q in bit q
 
-   Types whose file has a scale for 32 codes keep it (and the minimum) as 16 halves in the group. K types keep halves
-   for 256 codes in the header and bytes in the group. F32, F16 and BF16 lie [rows / 16][width][16]. */
+   Types whose file has a scale for 32 codes keep it (and the minimum) as a half (16-bit float) of each column in the
+   group. K types and IQ4_XS keep halves for 256 codes in the header and bytes, which multiply these, in the group. F32,
+   F16 and BF16 lie [rows / 16][width][16]. */
 #ifndef KERNELS_H
 #define KERNELS_H
 #include <stdint.h>
 
+/* TILE: rows of a product that are computed at once. FEW: a pass of at most so many rows is normed by every thread for
+   itself. TABLES: of rotary angles, at most. MOST_CHOSEN: experts of a row, at most. */
 enum { COLUMNS = 16, GROUP = 32, TILE = 8, FEW = 4, TABLES = 4, MOST_CHOSEN = 32 };
 /* The types of weights, one a row, in GGUF's names. The columns: bits of a code in the low lines, in the high lines,
-   and as a product takes it; what is added to each code, so that none is negative; scales of a group, minimums of a
-   group; bytes of a group before its lines; bytes of a block before its groups, groups; whether codes stand for the
-   numbers of a table; numbers and bytes of a block in a file. */
+   and as a product takes it; what is added to each code, so that none is negative; scales of a group, whether each has
+   a minimum; bytes of a group before its lines; bytes of a block before its groups, number of groups; whether codes
+   stand for the numbers of a table; numbers and bytes of a block in a file. */
 #define BLOCK_TYPES(ROW)                                    \
     ROW(Q4_0, 4, 0, 4, 8, 1, 0, 32, 0, 1, 0, 32, 18)        \
     ROW(Q4_1, 4, 0, 4, 0, 1, 1, 64, 0, 1, 0, 32, 20)        \
@@ -52,10 +56,11 @@ typedef struct {
     const float *bias; /* NULL: none */
 } Weight;
 
-/* One group of a row that enters a product: x = scale * (256 * high + low), or scale * high where it is narrow. */
+/* One group of a row that enters a product: x = scale * (256 * high + low), or scale * high where it is narrow, of 8
+   bits. Some processors keep 16-bit codes whole, in the memory of both arrays (WORDS in internal.h). */
 typedef struct {
     int8_t high[GROUP], low[GROUP];
-    float scale, sum; /* sum: scale times the sum of the codes; of 16-bit codes 2^-60 of it */
+    float scale, sum; /* sum: scale times the sum of the codes */
     int32_t count[2]; /* the sums of the first and of the last 16 codes */
 } Codes;
 
@@ -83,7 +88,8 @@ typedef struct {
     float *y; /* [count][weight.width] */
 } LookUp;
 
-/* A token of a pass. It sees the first `seen` slots of its sequence, then those in the list `more`. */
+/* A token of a pass, whose key and value go to place `slot` of the cache. It sees the first `seen` slots of its
+   sequence, then the `count` slots in the list `more`; where a layer has a window, only the last of all these. */
 typedef struct {
     int64_t id, position, sequence, slot, seen;
     const int64_t *more;
@@ -94,13 +100,14 @@ typedef struct {
     Weight gate, up, down;
 } Expert;
 
-/* A row of an expert, and how much of the result is added to it. */
+/* A row that an expert computes, and the factor of its result. */
 typedef struct {
     int64_t row;
     float share, unused;
 } Pick;
 
-/* Addresses of norms' weights are NULL where the model has no such norm. */
+/* The norms: before attention, after it, between it and the MLP, after the MLP, of queries, of keys. The address of a
+   norm's weight is NULL where the model has no such norm. */
 typedef struct {
     Weight q, k, v, o, gate, up, down, router, shared_gate;
     const float *before, *after_attention, *between, *after_mlp, *q_norm, *k_norm;
@@ -112,13 +119,15 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    /* sizes */
-    int64_t layers, hidden, inner, heads, shared, size, rotary_dim; /* rotary_dim: a head's numbers that are rotated */
+    /* sizes; inner: of the MLP; heads: of queries; shared: heads of keys; size: numbers of a head; rotary_dim: those of
+       them that are rotated */
+    int64_t layers, hidden, inner, heads, shared, size, rotary_dim;
     /* of a mixture; common: the shared expert's inner size, 0 without; rescaled: whether the chosen ones' shares sum to
        1 */
     int64_t experts, chosen, expert_inner, common, rescaled;
-    /* facts */
-    int64_t activation, narrow, half; /* half: the cache's numbers have 16 bits */
+    /* facts; narrow: activations have 8 bits, not 16; half: the cache's numbers have 16 bits; scale: of queries; a cap
+       of 0: none */
+    int64_t activation, narrow, half;
     float epsilon, scale, embed_scale, residual_scale, logit_scale, logit_cap, attention_cap, unused;
     Weight embed, head;
     const float *norm;
@@ -135,12 +144,12 @@ typedef struct {
     /* results; states_row: numbers of a row of states */
     float *logits, *states;
     int64_t states_row;
-    /* memory to work in; of `normed`, `scores` and `buffer` every thread has its own */
+    /* memory to work in; every thread has its own `scores` and `buffer`, and in a pass of up to FEW rows `normed` */
     float *x, *qkv, *side;
     Input normed, mixed, gated;
     int64_t normed_codes, normed_floats; /* of one thread */
     float *scores, *buffer;
-    int64_t scores_row, scores_size, buffer_size;
+    int64_t scores_row, scores_size, buffer_size; /* numbers: of a query's scores, and of one thread */
     /* of a mixture: the routers' results, the experts' picks one expert after another and where each one's begin, and
        what enters the experts */
     float *route;
@@ -149,7 +158,8 @@ typedef struct {
     Input routed;
 } Pass;
 
-/* A feature head's pass: a token's embedding and the state before it are joined into x. */
+/* A feature head's pass: a token's embedding and the state before it are joined into x. "theirs" is of the target's
+   states, "own" of the head's. */
 typedef struct {
     Pass pass;
     int64_t large;        /* numbers of a target's state */
@@ -164,8 +174,10 @@ typedef struct {
 
 enum { MOST = 16 };
 
-/* The facts about one position's logits that a round needs. Filters that are 0 are off; they leave `kept` ids (-1: not
-   known), and `tempered` is the sum over these. */
+/* The facts about one position's `count` logits that a round needs: the `most` largest (`ids`, `values`), and the id
+   that is drawn with the noise of `state`, or the largest without `draws` (-1: undecided). `inverse` is 1 /
+   temperature, `mass` the sum of e^(logit - largest) (0 until summed up), `tempered` the same at the temperature of a
+   draw. Filters that are 0 are off; they leave `kept` ids (-1: not known), and `tempered` is the sum over these. */
 typedef struct {
     const float *logits;
     int64_t count, most, draws;
@@ -182,7 +194,7 @@ typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
     int64_t stride, count, most, draws, top_k;
     float inverse, top_p, min_p, unused;
-    const uint64_t *states; /* of the noise at each depth */
+    const uint64_t *states; /* of the noise at each depth from `begin` on */
     int64_t nodes;
     const int64_t *tokens, *parents;
     int64_t begin, stood; /* stood: the number of nodes on the path */
@@ -192,7 +204,8 @@ typedef struct {
 
 enum { CONTEXT = 16, OFFERED = 128 };
 
-/* The entries of an n-gram table with contexts of one size, sorted by key, the likeliest token of a key first. */
+/* The entries of an n-gram table with contexts of one size, sorted by key, the likeliest token of a key first.
+   `confidence`: its probability in 255ths. */
 typedef struct {
     const uint32_t *keys;
     const uint8_t *tokens, *confidence;
@@ -203,14 +216,14 @@ typedef struct {
 typedef struct {
     const int64_t *row;
     int64_t length, longest; /* tokens of a match at most, 0: no matches */
-    const double *chance;    /* of a match, by its tokens */
+    const double *chance;    /* that a match is right, by its number of tokens */
     int64_t match_source;
     const TableLevel *levels;
     int64_t sizes, most, end, table_source; /* `most` tokens of a context, below id `end`; sizes 0: no tables */
     int64_t tail[CONTEXT], size;            /* the last tokens of the path */
-    int64_t found;                          /* before the call: how many offers of other sources come first */
+    int64_t found;                          /* before the call: of offers by other sources; after it: of all */
     int64_t tokens[OFFERED], sources[OFFERED];
-    double probs[OFFERED], p[OFFERED]; /* probs: by the source; p: given that the offers before it are wrong */
+    double probs[OFFERED], p[OFFERED]; /* probs: by the source; p: times the chance that all offers before are wrong */
 } Offers;
 
 int64_t run(int64_t work, void *record, int64_t threads);

@@ -1,6 +1,7 @@
-/* Look-ups offer tokens to follow a path: the token that came after the last earlier match of its end in the row, and
-   the likeliest entries of n-gram tables. The likeliest come first, each with its probability if those before it are
-   wrong. The same in Python: sampling/drafters/tables/lookup.py. */
+/* Look-ups offer tokens to follow a path of drafted tokens: the token that came after the last earlier occurrence of
+   the path's last tokens in the row, and the likeliest entries of n-gram tables. The likeliest come first, each with
+   the probability that it is right and those before it are wrong. The same in Python:
+   sampling/drafters/tables/lookup.py. */
 #include "internal.h"
 
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u;

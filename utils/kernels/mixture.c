@@ -1,4 +1,5 @@
-/* A mixture of experts: every row goes through the few experts that its router chooses, and through the shared one.
+/* A mixture of experts: every row goes through the few experts that its router chooses, and through the shared one if
+   the model has one.
 
    The rows of an expert are its picks; they lie beside each other, so that its weights are read once for all of them. A
    row's experts are added in the order of their numbers, so its result depends on the row alone. */

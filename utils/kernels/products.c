@@ -1,9 +1,10 @@
 /* Products of a few rows with packed weights.
 
-   An activation is 16-bit integers with a scale for each group of 32, kept as two bytes (see Codes), so that one
-   instruction multiplies four unsigned weight codes by four signed bytes. Integer sums are exact, and each row's real
-   numbers are added group after group whatever else is there: **a row's result depends on the row alone**, bit for bit,
-   on every processor. */
+   Activations are 16-bit integers with a scale for each group of 32, kept as two bytes (see Codes), so that one
+   instruction multiplies four unsigned weight codes by four signed bytes; with AVX2 but not AVX-512 they are kept
+   whole, and two codes are multiplied at once. Narrow ones have 8 bits. Integer sums are exact, and each row's floats
+   are added group after group whatever else is there: **a row's result depends on the row alone**, bit for bit, on
+   every processor. */
 #include "internal.h"
 
 #if WORDS || defined(__AVX512VNNI__) /* words: two registers, which share what is read of a row */
@@ -26,6 +27,7 @@ typedef uint16_t Words __attribute__((vector_size(2 * LANES)));
 typedef uint32_t Doubles __attribute__((vector_size(4 * LANES)));
 typedef _Float16 HalfLanes __attribute__((vector_size(2 * LANES)));
 #if WORDS
+/* 16 columns in two registers, and the unpacked codes of a group. */
 typedef union {
     Octets octets;
     Pairs pairs;
@@ -97,7 +99,7 @@ INLINE Sums dot(Sums sums, Octets codes, Held held, int q, int bits) {
 }
 #endif
 
-/* What was added to every code so that none is negative, as `dot` takes them. */
+/* The number that was added to every code so that none is negative, in the codes that `dot` takes. */
 INLINE int32_t bias_of(const Shape *shape) {
 #if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (shape->bits == 8) return 0;
@@ -250,9 +252,9 @@ INLINE Both word_of(Octets codes, int word, int bias) {
     return (Both){.pairs = (word ? (Pairs)codes >> 8 : (Pairs)codes & 255) - (uint16_t)bias};
 }
 
-/* Σ codes · codes over quads `from` to `to`, exact. Of 16-bit codes two words of every column are multiplied at once.
-   Products of 8-bit codes are added in 16 bits, as many as cannot overflow. Unpacked codes are stored in `kept`, unless
-   it is NULL; with `again` they are read from there. */
+/* Σ weight code · activation code over quads `from` to `to`, exact. Of 16-bit activations two of every column are
+   multiplied at once. Without AVX-VNNI products of 8-bit ones are added in 16 bits, as many as cannot overflow.
+   Unpacked codes are stored in `kept`, unless it is NULL; with `again` they are read from there. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
                   int to, int rows, Sums whole[TILE]) {
     const int signs = narrow ? shape->bits == 8 && !VNNI : (again || rows > 2) && shape->bias; /* codes without their bias */
@@ -281,8 +283,8 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
     }
 }
 #else
-/* Σ codes · codes over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of one or two rows
-   two chains each, of more one. */
+/* Σ weight code · activation code over quads `from` to `to`, exact. The rows' chains of sums run beside each other: of
+   one or two rows two chains each, of more one. */
 INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Codes *x, int from,
                   int to, int rows, Sums whole[TILE]) {
     (void)kept, (void)again;

@@ -1,8 +1,10 @@
-"""Layers whose weights stay as they are in their file: linear layers, embeddings and experts over blocks or floats.
+"""Layers over packed weights: linear layers, embeddings and experts over a GGUF file's blocks, over floats, or over
+floats that are rounded here to 4 or 8 bits.
 
-Packing lays a GGUF file's blocks out for the kernels without rounding (kernels.h). Layers have the interface of
-`nn.Linear` and `nn.Embedding`: fast for float32 on the CPU without gradients, else over a dequantised weight. A row's
-result depends on that row alone, bit for bit: neither on the other rows nor on the number of threads.
+Packing lays blocks or floats out for the kernels without rounding (kernels.h). Layers have the interface of `nn.Linear`
+and `nn.Embedding`. Linear ones run in the kernels for float32 on the CPU without gradients, else over a dequantised
+weight. In the kernels a row's result depends on that row alone, bit for bit: neither on the other rows nor on the
+number of threads.
 
 A model's layers can be replaced by such ones. A plain `nn.Linear` brings its weight into a kernel's layout on every
 call, which makes a pass over 4 or 8 tokens cost a multiple of a pass over one. Packed weights are the only copy.
@@ -156,7 +158,9 @@ class PackedWeight:
 
 
 def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
-    """The rows [N, bytes] of float weights [N, K] as a GGUF file has them; ValueError for numbers beyond 16 bits."""
+    """Return float weights [N, K] rounded to `layout`, Q4_1 or Q8_0, as a GGUF file has their rows: [N, bytes].
+
+    ValueError for weights that are no numbers, or too large for 16 bits."""
     groups = weight.detach().to(torch.float32).reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     low, scale, bounds = torch.zeros_like(least).half(), (torch.maximum(most, -least) / 127).half(), (-127, 127)
@@ -174,7 +178,7 @@ def rounded_rows(weight: Tensor, layout: str) -> np.ndarray:
 
 
 class _Quantized(nn.Module):
-    """A layer over a packed weight, with a dense `weight` to read, unless `hides_weight`."""
+    """A layer over a packed weight, with a dense `weight` to read; with `hides_weight` that is None."""
 
     def __init__(self, packed: PackedWeight) -> None:
         super().__init__()
@@ -213,7 +217,7 @@ class QuantizedLinear(_Quantized):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def parts(self, *sizes: int) -> list[QuantizedLinear]:
-        """Layers of `sizes` outputs each, over the same memory; [] where a part cannot begin at such an output."""
+        """Layers of `sizes` outputs each, over the same memory; [] where one would not begin at a multiple of 16."""
         ends = list(itertools.accumulate(sizes))
         if any(end % COLUMNS for end in ends[:-1]):
             return []
@@ -365,9 +369,9 @@ def pack(model: nn.Module, tables: bool = False) -> int:
 
 
 def quantize(model: nn.Module, kind: str, tables: bool) -> None:
-    """Replace the same layers by layers over weights that are rounded to `kind`.
+    """Replace the layers that :func:`pack` replaces by layers over weights that are rounded to `kind`.
 
-    Rows that are no multiple of 32 stay as they are. ValueError: `PackedWeight.rounded`.
+    Weights whose rows are no multiple of 32 numbers stay as they are. ValueError as :meth:`PackedWeight.rounded`.
     """
     _pack(model, lambda weight, outside: PackedWeight.rounded(weight, "q8" if outside else kind), tables, GROUP)
 

@@ -1,8 +1,9 @@
 /* A team of threads: every member runs the same function and meets the others at barriers.
 
-   Waiting spins for a bounded time: between the stages of a pass some 50 µs, then in naps, whose time is counted, since
-   a wait far longer than any stage means that a thread was taken off its core; between passes some 100 µs, then asleep
-   until there is work. While the team works for another run, a run takes one thread: results are the same.
+   A waiting thread spins for a bounded time. Between the stages of a pass it spins for some 50 µs, then naps; the time
+   of naps is counted, since a wait far longer than any stage means that a thread was taken off its core. Between passes
+   it spins for some 100 µs, then sleeps until there is work. While the team works for another run, a run takes one
+   thread: results are the same.
 
    On Linux torch shares its operators out among libgomp's threads, which spin as well when they are done. A second team
    would wait for the cores that these spin on, so a run takes libgomp's team where the process has it. */
@@ -24,7 +25,8 @@ int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 #endif
 
-enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 }; /* threads, pauses, pauses, nanoseconds */
+/* Threads at most beside the calling one; pauses before a nap, and before sleep; nanoseconds of a nap. */
+enum { HELPERS = 63, PATIENCE = 5000, IDLE = 10000, NAP = 20000 };
 
 struct Meeting {
     _Alignas(64) atomic_long arrived;
@@ -35,8 +37,8 @@ typedef void (*Function)(void *record, Member *member);
 static const Function FUNCTIONS[WORKS] = {work_product, work_look_up, work_pass, work_step};
 
 typedef struct {
-    _Alignas(64) atomic_long wanted;
-    _Alignas(64) atomic_long done;
+    _Alignas(64) atomic_long wanted; /* runs that it was asked to take part in */
+    _Alignas(64) atomic_long done;   /* runs that it has taken part in */
     atomic_int asleep;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -181,7 +183,7 @@ static int run_torch_team(Function function, void *record, int64_t threads, Meet
 }
 #endif
 
-/* Run the function on up to `threads` threads; return the nanoseconds that they slept once all are done. */
+/* Do the work on up to `threads` threads; once all are done, return the nanoseconds that they slept, added up. */
 int64_t run(int64_t work, void *record, int64_t threads) {
     Meeting meeting = {0};
     const Function function = FUNCTIONS[work];

@@ -50,7 +50,7 @@ INLINE Reals choose(Wholes condition, Reals a, Reals b) {
 INLINE Reals larger(Reals a, Reals b) { return choose((Wholes)(a < b), b, a); }
 INLINE Reals smaller(Reals a, Reals b) { return choose((Wholes)(a > b), b, a); }
 
-/* Rounded to the nearest integers below 2^22, ties to even. */
+/* Each rounded to the nearest integer, ties to even, for magnitudes up to 2^22. */
 INLINE Reals nearest(Reals x) {
     const Reals shift = splat(12582912.0f);
     return (x + shift) - shift;
@@ -65,6 +65,7 @@ INLINE float total(Reals x) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+/* The largest of all sixteen. */
 INLINE uint32_t most_of(Bits x) {
     Bits8 low = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7);
     Bits8 high = __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -27,7 +27,7 @@ static double uniform(uint64_t state, int64_t index) {
 
 typedef uint64_t Words __attribute__((vector_size(64)));
 
-/* The uniform numbers of these eight words and of the next eight, rounded down to 31 bits, then to a float's 24. */
+/* The uniform numbers of these eight words and of the next eight, rounded down to 31 bits, then to a nearest float. */
 static Reals from_below(Words first) {
     Words second = first + 8 * GOLDEN;
     MIXED(first);
@@ -39,7 +39,7 @@ static Reals from_below(Words first) {
 static Reals load_at(const float *x, int64_t at) { return load(x + at); }
 
 /* Find the `most` largest logits, of equal ones the first id first. If fewer are above -inf, the other ids are -1; if a
-   logit is NaN or +inf, the first id is. */
+   logit is NaN or +inf, the first id is -1 too. */
 static void find_largest(Walk *w) {
     const int64_t last = w->most - 1;
     Wholes undefined = {0};

@@ -195,7 +195,7 @@ def _config_of(name: str, folder: Path, options: LoadOptions) -> tuple[HfConfig,
 
 
 def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
-    """Return why no compiled pass runs a model; "" if one does."""
+    """Return why no compiled pass runs a model (utils/kernels/pass.c, one call for all layers); "" if one does."""
     try:
         make_kernels(progress)
         facts = None if attention else facts_of(config)
@@ -339,8 +339,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device, own: torch.dtype | None) -> torch.dtype:
-    """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's own half type.
-    UsageError for another name."""
+    """Return the dtype `name`; "auto" is float32 on the CPU, float16 on mps, on CUDA the model's `own` if that has 16
+    bits, else bfloat16 if the GPU has it, else float16. UsageError for another name."""
     if name not in ("auto", *_DTYPES):
         raise UsageError(f"dtype must be one of auto, {', '.join(_DTYPES)}, got '{name}'")
     if known := _DTYPES.get(name) or {"cpu": torch.float32, "mps": torch.float16}.get(device.type):
@@ -388,7 +388,7 @@ def sharing(name: str, config: HfConfig, kind: str, count: int) -> Json:
 def quantization_config(kind: str, device: torch.device, dtype: torch.dtype) -> HfConfig | None:
     """Return the transformers configuration for `kind`; None for "none" and for our kernels. 4 bit computes in `dtype`.
 
-    Raises UsageError for an impossible kind or device, UserError without bitsandbytes.
+    Raises UsageError for an impossible kind or device, UserError without the kernels or bitsandbytes.
     """
     if kind not in QUANTIZATIONS:
         raise UsageError(f"quantization must be one of {', '.join(QUANTIZATIONS)}, got '{kind}'")

@@ -57,7 +57,7 @@ def remembered_sha256(path: Path, progress: Progress = SILENT) -> str:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn errors of the file system into a UserError, one line that says what helps."""
+    """Turn errors of a full disk or an unwritable folder into a UserError, one line that says what helps."""
     try:
         yield
     except OSError as error:
@@ -98,7 +98,7 @@ def _same(path: Path, noted: dict[str, object]) -> bool:
 
 
 def publish(folder: Path, entry: Path, source: dict[str, object]) -> None:
-    """Write the manifest of `folder`, flush its files to disk and rename it to `entry`."""
+    """Flush the files of `folder` to disk, write its manifest and rename it to `entry`, whose old content goes."""
     with writing(entry.parent):
         noted = {}
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -134,7 +134,8 @@ def filled(
 
 @contextmanager
 def scratch(entry: Path) -> Iterator[Path]:
-    """An empty folder beside `entry`, removed afterwards, like those of dead processes; use it under :func:`locked`."""
+    """Yield an empty folder beside `entry`, removed afterwards. Earlier ones that were left there are removed too, so
+    use it under :func:`locked`."""
     with writing(entry.parent):
         for left in entry.parent.glob(f"{entry.name}.partial-*"):
             shutil.rmtree(left, ignore_errors=True)

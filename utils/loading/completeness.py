@@ -46,6 +46,7 @@ def _predicts_ahead(key: str, config: HfConfig) -> bool:
 
 
 _ROPE, _ROPE_BEFORE, _BASE, _SHARE = "rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"
+# Keys that change no logits, and numbers that change them in the families that read them.
 _NO_EFFECT = re.compile(r"drop|init|^(bos|pad|sep|cls|mask)_token_id$|loss|^(use_cache|pretraining_tp)$|^output_router")
 _SCALARS = {
     *("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier", "logit_scale"),
@@ -55,12 +56,12 @@ _SCALARS = {
 
 
 def check_written(name: str, stored: Json, config: HfConfig) -> None:
-    """Raise UserError if config.json, `stored`, lacks a key that its release wrote for the class of `config`, or has a
-    number that only other families read.
+    """Raise UserError if config.json, `stored`, lacks a key that its release of transformers wrote for the class of
+    `config`, or has a number that only other families read.
 
     A release writes every key of its class; keys of a nested configuration may be left out. Keys that an older file
-    lacks came later, with a default that changed nothing. The number of heads, or the
-    nested configuration, is needed in files of every age.
+    lacks came later, with a default that changed nothing. The number of heads, or the nested configuration, is needed
+    in files of every age.
     """
     from transformers import PreTrainedConfig
 

@@ -93,7 +93,8 @@ def hub_file(
 
 
 def _reachable() -> bool:
-    """Return whether the hub's name can be resolved: an unreachable hub costs half a minute of retries."""
+    """Return whether the hub's name can be resolved, or a proxy is set: an unreachable hub costs half a minute of
+    retries."""
     from huggingface_hub import constants
 
     address = urlsplit(constants.ENDPOINT)
@@ -288,7 +289,7 @@ def _download(requirement: str, folder: Path, report: Callable[[int], None]) -> 
 
 
 def _why(requirement: str, output: str) -> str:
-    """pip's failure in one line, with what to do."""
+    """Return pip's failure in one line, with what to do."""
     if "No space left" in output:
         return f"no space left in the cache folder {cache_folder()}: free some, or set SPEC_CACHE_DIR"
     if "No module named pip" in output:

@@ -1,7 +1,8 @@
 """GGUF file → a folder that loads in a second: tokenizer, configurations and, on request, float32 safetensors.
 
-Weights are expanded only if no kernel computes with the file's bits. Conversion runs once, in a separate process: it
-can be stopped at once, its memory is freed, and the libraries' messages do not reach the screen.
+Weights are expanded for a `--quantization` other than auto, and if no kernel computes with the file's bits. Conversion
+runs once, in a separate process: it can be stopped at once, its memory is freed, and the libraries' messages do not
+reach the screen.
 `python -m utils.loading.gguf FILE FOLDER WEIGHTS` is that process (WEIGHTS: 1 with, 0 without); it reports one JSON
 object a line. Knows nothing of catalogues and packages.
 """
@@ -257,8 +258,8 @@ _JOINING = {
 
 
 def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> None:
-    """Write the tensors of the multi-token prediction layer after a Qwen3.5 target's `layers`, which transformers
-    leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
+    """Write the tensors of the multi-token prediction layer after the `layers` of a Qwen3-Next or Qwen3.5 target, which
+    transformers leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
     from safetensors.torch import save_file
 
     tensors: Json = {}
@@ -281,7 +282,8 @@ def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> Non
 
 
 def _write_layer(header: GgufHeader, folder: Path) -> None:
-    """Write the layer of a file that holds nothing else, as llama.cpp's converter writes one with --mtp."""
+    """Write the multi-token prediction layer of a file that holds nothing else, as llama.cpp's converter writes one
+    with --mtp."""
     from utils.kernels.bindings import FLOATS
 
     name, family = header.parts[0].name, header.architecture

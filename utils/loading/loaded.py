@@ -1,4 +1,4 @@
-"""The results of loading as frozen records: a model in memory, a pair, and the options. Imports no torch."""
+"""Loading as frozen records: the options, the plan of a model, the model in memory, and a pair. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,13 +33,13 @@ class LoadOptions:
     dtype: str = "auto"
     quantization: str = "none"
     drafter_quantization: str = "none"
-    kv_dtype: str = "auto"  # dtype of the cache of a compiled pass
+    kv_dtype: str = "auto"  # dtype of the cache of a compiled pass (utils/kernels/pass.c)
     activations: str = "q16"  # the activations of a compiled pass: 16 bits, or 8
     attn_implementation: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False
     offline: bool = False
-    graphs: bool = False  # passes are replayed as graphs
+    graphs: bool = False  # passes are replayed as CUDA graphs
     tp_size: int = 1  # processes that share the target
 
 
@@ -73,7 +73,7 @@ class LoadPlan:
 class LoadedModel(LoadPlan):
     """A model ready to run, as planned. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
 
-    model: HfModel  # transformers', or of a GGUF file its parts (utils/loading/packed_gguf.py)
+    model: HfModel  # transformers'; of a GGUF file its parts (utils/loading/packed_gguf.py); or the server that runs it
     parameters: int = 0
     bytes: int = 0
     seconds: float = 0.0
@@ -98,7 +98,7 @@ def limit_text(context: int) -> str:
 class LoadedPair:
     """A target, its drafter, and what they share. `notes` are lines to show once.
 
-    A draft head (see HEAD_KINDS) is only a folder here: the lane builds it.
+    A draft head (HEAD_KINDS in utils/catalogue/heads.py) is only a folder here: the lane builds it.
     """
 
     spec: PairSpec

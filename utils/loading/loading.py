@@ -1,4 +1,4 @@
-"""A pair's specification → models in memory, from the hub, a folder, a GGUF or a package file.
+"""A pair's specification → models in memory, from the hub, a folder, a GGUF or a package file, or in a server.
 
 Errors are one line. Importing it is cheap but for torch: transformers is imported with the first load, if at all.
 """
@@ -165,7 +165,7 @@ def _fitting(
     options: LoadOptions,
     progress: Progress,
 ) -> tuple[LoadedModel, list[str]]:
-    """Return a model that can draft for the pair's target, and notes on it; UserError if they share no tokens."""
+    """Return a model that can draft for the pair's target, and notes on it; UserError for one that cannot."""
     loaded, tokenizer = _load(
         spec, options, options.drafter_device or options.device, options.drafter_quantization, progress, folder
     )
@@ -195,7 +195,7 @@ def _beside(
     cascade_models: Mapping[str, LoadedModel] = MappingProxyType({}),
     draft_head: Path | None = None,
 ) -> LoadedPair:
-    """Return the pair with its drafter, and the context that all models have."""
+    """Return the pair with its drafter, and the shortest context of the models that have the target's vocabulary."""
     complete = replace(
         pair,
         drafter_word=word,

@@ -2,11 +2,12 @@
 
 The first load reads the file's blocks (utils/kernels/quantized_linear.py) and writes one file of packed weights, which
 every load reads into one array. On Linux numpy asks for large pages for it: a pass reads all weights, and with pages of
-4 kB it spends a fifth to a third of its time on finding them. A file whose architecture
-or types the kernels do not know is loaded as float32; one whose tensors do not fit its configuration is refused.
+4 kB it spends a fifth to a third of its time on finding them. A file whose architecture or types the kernels do not
+know is loaded as float32; one whose tensors do not fit its configuration is refused.
 
 A packed model has the parts and the configuration that the compiled pass reads. transformers, whose model classes take
-longer to import than all else, is imported only for its own pass.
+longer to import than all else, is imported only where its own model is needed (`PackedModel.whole`), which includes
+rotary frequencies that utils/families.py does not compute.
 """
 
 import math
@@ -104,7 +105,8 @@ def packed_entry(source: Callable[[], Path], digest: str, progress: Progress = S
 
 
 class _Tensor(NamedTuple):
-    """A tensor of a GGUF file and its name in the model; `vector`: kept as float32 numbers."""
+    """A tensor of a GGUF file, the `name` of its module and its `part` there (weight or bias); `vector`: kept as
+    float32 numbers."""
 
     info: TensorInfo
     name: str
@@ -117,15 +119,15 @@ class _Tensor(NamedTuple):
 
 
 def _tensors(header: GgufHeader) -> tuple[dict[str, int], list[_Tensor]]:
-    """Return the heads of the projections whose rows llama.cpp permuted, and the tensors. UnfitError for a tensor that
-    the kernels cannot use."""
+    """Return the number of heads of each projection whose rows llama.cpp permuted, and the tensors. UnfitError for a
+    tensor that the kernels cannot use."""
     metadata, architecture = header.metadata, header.architecture
     if architecture not in ARCHITECTURES:
         raise UnfitError(f"no compiled pass computes {architecture}")
     tensors = []
     for info in header.parameters:
         name, part = module_name(info.name, architecture)
-        # Gates are small and stay float32.
+        # Routers and shared experts' gates are small and stay float32.
         vector = name.endswith(("mlp.gate", "mlp.shared_expert_gate")) or (info.kind == "F32" and len(info.shape) == 1)
         packs = info.kind in TYPES and len(info.shape) == (3 if _EXPERTS in name else 2) and part == "weight"
         if not (vector or packs):
@@ -187,8 +189,8 @@ class PackedModel(nn.Module):
     """The parts of a Llama-like model over packed weights, under transformers' names.
 
     sampling/models/fused.py runs them as one compiled pass. `counted` is the number of its parameters, `whole`
-    transformers' own model over the same layers, `unpacked()` the plain one with the same numbers; both models are
-    built at their first use.
+    transformers' own model over the same layers, built at its first use, `unpacked()` a new plain one with the same
+    numbers.
     """
 
     own_head = False

@@ -42,5 +42,5 @@ def quiet_libraries() -> None:
 
 
 def quiet_warnings() -> "warnings.catch_warnings[None]":
-    """No Python warning of a library gets out while a model is being built."""
+    """Return a context in which no Python warning is shown."""
     return warnings.catch_warnings(action="ignore")

@@ -96,8 +96,8 @@ def _local_folder(folder: Path, weights: bool) -> Path:
 
 
 def is_here(spec: ModelSpec) -> bool:
-    """Return whether the model's files are on this machine. Only the configuration of a hub's model is looked for, so
-    weights may be missing."""
+    """Return whether the model's files are on this machine. Of a hub's model only the configuration is looked for, of a
+    package's only what its file was converted to, so weights may be missing."""
     if spec.package is not None and spec.sha256 is not None:
         return any(is_whole(*entry) for entry in converted_entries(spec.sha256, weights=False))
     if spec.id is None:
@@ -139,8 +139,8 @@ def _parts(folder: Path, index: Path) -> list[Path]:
 
 
 def check_weights(folder: Path, *, quantized: bool) -> None:
-    """Raise UserError if the weights in `folder` are not whole, are in two of its parts, or, unless `quantized`, are
-    integers or bytes, which need scales."""
+    """Raise UserError if a weight file in `folder` is not whole, a tensor is in two of them, or, unless `quantized`, a
+    weight is an integer or an 8-bit float, which needs scales."""
     parts: dict[str, Path] = {}
     for file in weight_files(folder):
         for tensor, dtype in check_whole(file).items():

@@ -28,7 +28,7 @@ def row() -> InstructionSet:
 
 
 def checks() -> list[str]:
-    """What must hold at compile time."""
+    """C assertions of the constants, types and structures that Python has read from the header."""
     lines = [f"_Static_assert({name} == {value}, {name});" for name, value in header.CONSTANTS.items()]
     lines += [f"_Static_assert({name} == {number}, {name});" for number, name in enumerate(bindings.TYPES)]
     lines += [f"_Static_assert({name.upper()} == {at}, {name});" for at, name in enumerate(bindings.ACTIVATIONS)]

@@ -1,6 +1,7 @@
 """The kernels as a C program: under the address and the undefined-behaviour sanitizer, and on an arm64 processor.
 
-The same cases against the same naive twin as in test_quantized_linear.py. gcc has the sanitizers' runtime, which
+Products against the naive twin of test_quantized_linear.py, passes against the bits of the library that runs here, and
+draws against the sampler's. gcc has the sanitizers' runtime, which
 ziglang does not ship; an arm64 program runs under qemu. Where either is missing its test is skipped.
 """
 

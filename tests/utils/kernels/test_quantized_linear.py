@@ -172,7 +172,7 @@ def test_weights_that_cannot_be_rounded_are_refused(kind: str, bad: float) -> No
 
 
 def test_a_model_of_another_kind_keeps_its_forward_with_our_layers_in_it() -> None:
-    """Linear maps with whole groups are rounded, tables and the rest are not; a row is the same in any pass."""
+    """Linear maps with whole groups are rounded, tables and the rest are not; the logits stay near."""
     torch.manual_seed(3)
     shape = {"vocab_size": 67, "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 2}
     config = transformers.GemmaConfig(**shape, num_attention_heads=2, num_key_value_heads=1, head_dim=32)

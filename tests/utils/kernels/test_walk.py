@@ -1,5 +1,5 @@
-"""What saves a round time once the kernels are loaded: layers rounded to 8 bits, and the walk that finds a race's few
-possible winners. Against what they stand for."""
+"""The walk over a position's logits, which finds the few ids that may win the draw: it draws, judges and reports what
+the sampler and whole distributions do, or leaves the draw to them."""
 
 import math
 

@@ -58,7 +58,7 @@ def test_the_same_tokens_fit_and_the_first_differing_id_is_named_with_both_token
 
 
 def test_a_token_that_the_drafter_has_no_row_for_fits():
-    """It is never drafted; one that only the drafter's tokenizer has tells another tokenizer."""
+    """It is never drafted. A token that only the drafter's tokenizer has shows that it is another tokenizer."""
     more, less = tokenizer("a", "b", "<pad>"), tokenizer("a", "b")
     assert check_fit(model("big", 3), model("small", 2), (more, less)) == []
     assert check_fit(model("big", 3), model("small", 2), (more, more)) == []

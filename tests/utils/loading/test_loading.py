@@ -1,5 +1,5 @@
-"""Loading: every source of a model, the cache of converted ones, and what a user is told when it fails. Models are
-built one at a time, whoever asks: a load that was called off may still run while the next begins.
+"""Loading a pair: the default model and its tokenizer, folders of all dtypes, a change of drafter, and what a user is
+told when it fails or is cancelled.
 """
 
 import os
@@ -107,7 +107,7 @@ SHAPE |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", ["Llama", "Gemma3Text", "Qwen3Moe"])
 def test_a_folder_runs_in_the_compiled_pass_at_its_own_size(family: str, dtype: torch.dtype, tmp_path: Path):
-    """As transformers computes in float32 with the same weights."""
+    """Its logits are those that transformers computes in float32 with the same weights."""
     torch.manual_seed(0)
     more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64} if family == "Qwen3Moe" else {}
     config = getattr(transformers, f"{family}Config")(**SHAPE, **more)

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture(autouse=True)
 def warm_converters(monkeypatch) -> None:
-    """Converters start from a process that has imported the libraries; that of `finished` starts as a user's does."""
+    """Converters of this process start from one that has imported the libraries; those of CONVERT start as a user's."""
 
     def started(command, **how):
         return (Warm if any("utils.loading.gguf" in word for word in command) else subprocess.Popen)(command, **how)
