@@ -4,10 +4,10 @@
 
 A session is a dozen answers of 40 to 200 tokens, in two of which the text changes, under best-first trees and under
 chains, each with costs that are known and that are not, on the clocks of two machines: v(n) as measured on Zen 3 (AVX2)
-and on Zen 5. The controller sees passes that vary by 5%, take half as long again for stretches, and once in a hundred
-times six times as long; speeds are computed without this noise. Prints the mean speed and that of the slowest question,
-relative to plain decoding, and by how much they change. Constants of the drafters' sources are not varied. Nothing is
-measured: the clock is computed.
+and on Zen 5. The controller sees passes that vary by 5% and take half as long again for stretches, one in a hundred six
+times as long; speeds are computed without this noise. Prints the mean speed and that of the slowest question, relative
+to plain decoding, and by how much they change. Constants of the drafters' sources are not varied. Nothing is measured:
+the clock is computed.
 """
 
 import argparse

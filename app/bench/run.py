@@ -1,19 +1,19 @@
 """`bench`: many prompts under several methods and gammas, timed fairly; the page of an earlier run; or
 `--check-identity`, which checks that drafting does not change the output.
 
-Every answer starts without a cache and without n-grams of an earlier one; `suffix` alone may look up the answers to
-earlier prompts, which by then every method has answered. The order of the methods rotates and reverses from repeat to
-repeat; a warm-up is not counted. An interrupt keeps the answers so far, and with --out the same command resumes the run
-(app/bench/journal.py). Later turns of a chat continue from the answer of plain decoding (without it, of the first
-method), so that all methods read the same prompts. Knows how to run lanes, not how figures are computed
-(app/bench/summary.py).
+Every answer starts without a cache and without n-grams of an earlier one; only `suffix`, as a method or as a setting
+that is on, looks up answers to earlier prompts, each of which every method has answered by then. The order of the
+methods rotates and reverses from repeat to repeat; a warm-up is not counted. An interrupt keeps the answers so far, and
+with --out the same command resumes the run (app/bench/journal.py). Later turns of a chat continue from the answer of
+plain decoding (without it, of the first method), so that all methods read the same prompts. Knows how to run lanes, not
+how figures are computed (app/bench/summary.py).
 
 The check of identity takes the lanes whose text must be plain decoding's. It compares their ids with plain decoding's
-and, at temperature 0, with those of transformers' own `generate` over the same weights, which are loaded a second time
-in float32. The ids must be equal; but in at most 1 prompt of 50 they may first differ where the target's two best
-logits are closer than 0.001, which float32 cannot distinguish. In the compiled pass, ids must equal plain decoding's
-without exception, and may differ from transformers' where these logits are closer than 0.01, in at most 3 prompts of
-50.
+and, at temperature 0 under settings that transformers has too, with those of transformers' own `generate` over the same
+weights, which are loaded a second time in float32. The ids must be equal; but in at most 1 prompt of 50 they may first
+differ where the target's two best logits are closer than 0.001, which float32 cannot distinguish. In the compiled pass,
+ids must equal plain decoding's without exception, and may differ from transformers' where these logits are closer than
+0.01, in at most 3 prompts of 50.
 """
 
 from __future__ import annotations

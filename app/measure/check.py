@@ -1,7 +1,7 @@
 """`pairs` and `check`: list the pairs of the catalogue; say whether a pair fits, how fast it is on this machine, and by
 which command another program serves it.
 
-Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
+Prints tables to stdout. Knows no decoding; the catalogue is listed without loading a model.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
 
 
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
-    """Return {n: a call of the drafter's `propose` for n tokens after the opening round}, with the largest n of 1 … 4
-    that it drafts here; {} if it drafts nothing."""
+    """Return {n: a call of the drafter's `propose` for n tokens after the prompt and one more}, with the largest n of
+    1 … 4 that it drafts here; {} if it drafts nothing."""
     if not lane.drafts:
         return {}
     opening = lane.run(prompt)
