@@ -480,7 +480,8 @@ class Apart(Rival):
 
 
 def serve() -> None:
-    """Run as that process: read a line of facts, then a line for each prompt, and answer each line with a line."""
+    """Run as the process of :class:`Apart`: read a line of facts, then a line for each prompt, and answer each line
+    with a line."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a library's output is no report
     facts = json.loads(sys.stdin.readline())
@@ -627,8 +628,9 @@ def onnx_folder(folder: Path, precision: str, version: str, progress: Progress) 
 def agreements(bench: Against, options: ModelOptions) -> dict[Variant, float]:
     """Return for each greedy variant the share of its first answers' tokens that the target in float32 would choose.
 
-    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty if
-    the target cannot be loaded in float32, or if a rule may choose another token than the argmax.
+    A greedy token is the argmax of the arithmetic that chose it, and the target reads the same ids before it. Empty for
+    sampled answers and encoder-decoders, if the target cannot be loaded in float32, or if a rule may choose another
+    token than the argmax.
     """
     import torch
 

@@ -4,9 +4,10 @@
 
 A session is a dozen answers of 40 to 200 tokens, in two of which the text changes, under best-first trees and under
 chains, each with costs that are known and that are not, on the clocks of two machines: v(n) as measured on Zen 3 (AVX2)
-and on Zen 5. Passes vary by 5%, slow down by half for stretches, and one in a hundred takes six times as long. Prints
-the mean speed and that of the slowest question, relative to plain decoding, and by how much they change. Constants of
-the drafters' sources are not varied. Nothing is measured: the clock is computed.
+and on Zen 5. The controller sees passes that vary by 5% and take half as long again for stretches, one in a hundred six
+times as long; speeds are computed without this noise. Prints the mean speed and that of the slowest question, relative
+to plain decoding, and by how much they change. Constants of the drafters' sources are not varied. Nothing is measured:
+the clock is computed.
 """
 
 import argparse
@@ -108,7 +109,7 @@ def with_value(name: str, value: object, act: Callable[[], tuple[float, float]])
 
 
 def scaled(value: object, times: float) -> object:
-    """Return a constant times a factor; whole numbers stay whole, and at least 1."""
+    """Return a constant times a factor; whole numbers stay whole, and at least 1 (0 stays 0)."""
     if isinstance(value, tuple):
         return tuple(scaled(part, times) for part in value)
     if isinstance(value, int):

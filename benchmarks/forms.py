@@ -2,7 +2,8 @@
 
     python benchmarks/forms.py [--pair NAME] [--lanes spec,tables,ngram] [--repeat 3] [--gamma auto] [--file F.jsonl]
 
-Each schema is answered by every lane in turn, several times; the least time counts. Texts must be equal.
+Each schema is answered by every lane in turn, several times; the least time counts. Texts must be equal. `forced`: the
+share of the answer's tokens that the form itself drafted, because no other token could follow.
 """
 
 import argparse

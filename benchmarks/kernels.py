@@ -1,4 +1,4 @@
-"""Times kernels of an earlier revision and of the working tree, in turns: tiles of every type, and whole passes.
+"""Times kernels of an earlier revision and of the working tree, in turns: tiles by type of weights, and whole passes.
 
     python benchmarks/kernels.py REVISION [--types Q4_K,Q8_0] [--rows 1,8] [--file FILE.gguf] [--repeat 20]
 

@@ -122,7 +122,8 @@ def measure(engine: PairEngine, shapes: Sequence[Shape], repeats: int) -> tuple[
 
 
 def drafting(shape: Shape, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Return a function that drafts 4 tokens with a random model of this shape, packed on the CPU as in the console."""
+    """Return a function that drafts 4 tokens with a random model of this shape; in float32 on the CPU it is packed, as
+    in the console."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads = shape.hidden // HEAD

@@ -2,8 +2,9 @@
 
     python benchmarks/passes.py FILE.gguf [--repeat 30] [--activations q8]
 
-Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads after the same 64
-tokens and give the logits of every position.
+Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads. Passes over one and
+eight tokens follow the same 64 tokens and give the logits of every position. Of the prompt, llama.cpp gives the logits
+of every position, this program those of the last one alone.
 """
 
 import sys

@@ -3,10 +3,10 @@ own clock, from which the screen's figures come, and in all.
 
     python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
 
-Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns, and takes from the seconds of a Step, and
-from the time between two Steps, those of the compiled passes (the target's and the draft head's). `--steps` also prints
-where the time goes, by function, each with its callees left out. `--other`: another checkout, whose figures are taken
-in turns with these.
+Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns. From the seconds of a Step, and from the
+time between two Steps, it subtracts those of the compiled passes (the target's and the draft head's). `--steps` also
+prints where the time goes, by part of a round and by function, each with its callees left out. `--other`: another
+checkout, whose figures are taken in turns with these.
 """
 
 import argparse
@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path.cwd()))
 
 
 console = Console(highlight=False)
+# Parts of a round: draft_s and verify_s of its Step without their passes, sample_s, overhead_s, and the time until the
+# next round that no clock counts.
 PARTS = "drafting", "around the pass", "verifying", "books", "after the clock"
 
 

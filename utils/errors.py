@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 
-# The smallest number that float32 can divide by; its reciprocal is the largest that it can multiply by:
+# The lowest temperature that does not count as 0: float32's smallest normal number, whose reciprocal is finite too.
 COLDEST = 2.0**-126
 
 

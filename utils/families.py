@@ -2,7 +2,7 @@
 
 A row of :data:`FAMILIES` says how a family's layers are built; numbers come from the configuration. :func:`facts_of`
 refuses a configuration that no facts express. Rotary rules are functions of a configuration's `rope_parameters`, as
-transformers has them. Knows no modules and no files.
+transformers has them. Reads no weights and no files.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all. No other module replaces a file.
+"""Files that are written whole or not at all. No other module replaces a file that a user names.
 
 A regular file is written in a temporary folder beside it and then renamed over the old one. The next write there
 removes the temporary folders of killed processes. Symbolic links are followed and stay; mode and, where that is

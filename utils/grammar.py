@@ -29,7 +29,7 @@ _ONES = (  # hold one schema
     *("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "contentSchema"),
     *("unevaluatedItems", "unevaluatedProperties", "additionalItems"),
 )
-_KEYWORDS = (  # those of JSON Schema, drafts 4 to 2020-12, and llguidance's own
+_KEYWORDS = (  # those of JSON Schema, drafts 4 to 2020-12, OpenAPI's, and llguidance's own
     *(*_MAPS, *_LISTS, *_ONES, "x-guidance", "type", "enum", "const", "required", "format", "pattern", "default"),
     *("minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minItems"),
     *("maxItems", "uniqueItems", "minContains", "maxContains", "minProperties", "maxProperties", "title", "examples"),

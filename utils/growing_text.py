@@ -67,7 +67,7 @@ class Window:
     def _complete(self, ids: list[int]) -> str:
         """Return the text of `ids` without an incomplete character at their end."""
         whole = self._decode(ids) if ids else ""
-        if not whole.endswith(REPLACEMENT):  # decode no prefix needlessly: a session log lacks it
+        if not whole.endswith(REPLACEMENT):  # decode no prefix needlessly: a replayed log may lack its text
             return whole
         texts = [whole, *(self._decode(ids[:end]) for end in range(max(1, len(ids) - _SPLIT), len(ids)))]
         return max((text.rstrip(REPLACEMENT) for text in texts), key=len)

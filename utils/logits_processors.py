@@ -192,8 +192,8 @@ class Argument(NamedTuple):
     letter: str  # stands for it in the usage of a named processor
     on_prefixes: Callable[[Tensor, Any, Sequence[Sequence[int]]], None] | None = None  # changes scores [M, V] in place
     windowed: bool = False  # only the last `penalty_window` tokens of a prefix count
-    on_scores: Callable[..., Tensor] | None = None  # scores or probabilities [..., V] and the value → filtered ones
-    on_probs: Callable[..., Tensor] | None = None
+    on_scores: Callable[..., Tensor] | None = None  # scores [..., V] and the value → filtered scores
+    on_probs: Callable[..., Tensor] | None = None  # probabilities [..., V] and the value → filtered probabilities
 
 
 _PENALTY = partial(number, fits=lambda value: -2 <= value <= 2, allowed="from -2 to 2 (0 = off)")

@@ -1,7 +1,7 @@
 """A tokenizer that is one file, read without importing transformers.
 
-It has the names, ids and texts of transformers' `TokenizersBackend` of the same folder; for everything else it loads
-that one. A folder with nothing but a sentencepiece model gets the transformers class that splits text as that model
+It has the names, ids and texts of transformers' `TokenizersBackend` of the same folder, and loads that for everything
+else. A folder with nothing but a sentencepiece model gets the transformers class that splits text as that model
 does.
 """
 
@@ -23,6 +23,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 # A key of the configuration of a GGUF file's tokenizer: whether a chat begins with the BOS, whatever its template.
 BOS_BEFORE_CHAT = "bos_before_chat"
 _WITHOUT_EFFECT = {"backend", "tokenizer_class", "model_max_length", BOS_BEFORE_CHAT}
+# Words of a chat template that need transformers' own renderer:
 _BEYOND = re.compile(r"\b(dict|namespace|tojson|strftime_now|raise_exception|generation|break|continue)\b")
 PIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _SAMPLE = "The river is long. Hello, world! 12"

@@ -1,9 +1,10 @@
 """The journal of `bench --out F.json`: F.json.partial, JSON lines that are only ever appended, one an answer.
 
-A killed run loses no answer and can be resumed. The first line describes the run (:func:`about`), by facts known before
-a model is loaded; each start of the run adds a `part` line with its machine. An answer replaces an earlier one in the
-same slot. A last line without a newline was cut by a kill and is dropped; any other line that cannot be read is an
-error. Knows answers and their slots, no models and no figures.
+A killed run can be resumed. It answers again only the prompt and repeat at which it was killed, since the methods that
+are compared must be timed together. The first line describes the run (:func:`about`), by facts known before a model is
+loaded; each start of the run adds a `part` line with its machine. An answer replaces an earlier one in the same slot. A
+last line without a newline was cut by a kill and is dropped; any other line that cannot be read is an error. Knows
+answers and their slots, no models and no figures.
 """
 
 import json
@@ -43,7 +44,7 @@ _SAME = (
     "quantization",
     "threads",
     "processes",
-)  # of a machine; all starts must have the same
+)  # facts of a machine that all starts of a run must share
 VERSION = 3
 
 
@@ -183,7 +184,10 @@ class Journal:
     # -- writing ------------------------------------------------------------------------------
 
     def begin(self, machine: Json) -> None:
-        """Begin a part on this machine. UsageError on another kind of device than before."""
+        """Write the line of a new start on this machine.
+
+        UsageError if a fact of `_SAME` differs from the first start's; UserError if the file cannot be written.
+        """
         if self.machines:
             kinds = ({name: facts.get(name) for name in _SAME} for facts in (self.machines[0], machine))
             self._check_same(difference(*kinds))

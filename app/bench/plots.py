@@ -1,5 +1,5 @@
 """The plots of a benchmark's report: each has the table of figures that it shows and a drawing of that table as SVG, in
-one style, in colours that are distinct for colour-blind eyes, with text kept as text.
+one style, with text kept as text. Up to seven methods have colours that colour-blind eyes can tell apart.
 
 A plot for which the run measured nothing names a run that would. matplotlib is imported with the first drawing; it
 opens no window and uses no global figure. Knows checked figures, no HTML.

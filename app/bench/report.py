@@ -110,7 +110,7 @@ def calls_cell(row: SummaryFields) -> str:
 
 
 def reviews_cell(row: SummaryFields) -> str:
-    """Return the drafts that each reviewer passed, over those that it examined."""
+    """Return, for each reviewer of a cascade, the drafts that it accepted over those that it examined."""
     passed = (f"{model} {count['accepted']}/{count['examined']}" for model, count in row["reviews"].items())
     return ", ".join(passed) or "-"
 

@@ -1,16 +1,19 @@
 """`bench`: many prompts under several methods and gammas, timed fairly; the page of an earlier run; or
 `--check-identity`, which checks that drafting does not change the output.
 
-Every answer starts without a cache and without n-grams of an earlier one; the order of the methods rotates and reverses
-from repeat to repeat; a warm-up is not counted. An interrupt keeps the answers so far, and with --out the same command
-resumes the run (app/bench/journal.py). Later turns of a chat continue from the reference's answer, so that all methods
-read the same prompts. Knows how to run lanes, not how figures are computed (app/bench/summary.py).
+Every answer starts without a cache and without n-grams of an earlier one; only `suffix`, as a method or as a setting
+that is on, looks up answers to earlier prompts, each of which every method has answered by then. The order of the
+methods rotates and reverses from repeat to repeat; a warm-up is not counted. An interrupt keeps the answers so far, and
+with --out the same command resumes the run (app/bench/journal.py). Later turns of a chat continue from the answer of
+plain decoding (without it, of the first method), so that all methods read the same prompts. Knows how to run lanes, not
+how figures are computed (app/bench/summary.py).
 
-The check of identity compares every lane's ids with plain decoding's and, at temperature 0, with those of transformers'
-own `generate` over the same weights, which are loaded a second time in float32. The ids must be equal; but in at most 1
-prompt of 50 they may first differ where the target's two best logits are closer than 0.001, which float32 cannot
-distinguish. In the compiled pass, ids must equal plain decoding's without exception, and may differ from transformers'
-where these logits are closer than 0.01, in at most 3 prompts of 50.
+The check of identity takes the lanes whose text must be plain decoding's. It compares their ids with plain decoding's
+and, at temperature 0 under settings that transformers has too, with those of transformers' own `generate` over the same
+weights, which are loaded a second time in float32. The ids must be equal; but in at most 1 prompt of 50 they may first
+differ where the target's two best logits are closer than 0.001, which float32 cannot distinguish. In the compiled pass,
+ids must equal plain decoding's without exception, and may differ from transformers' where these logits are closer than
+0.01, in at most 3 prompts of 50.
 """
 
 from __future__ import annotations
@@ -201,7 +204,7 @@ class Bench:
         bar.unpause()  # the warm-up does not count for the bar's rate
 
     def _measure(self, item: PromptItem, bar: tqdm[NoReturn]) -> bool:
-        """Run all repeats of one prompt; False after an interrupt, whose unfinished answer is dropped."""
+        """Run all repeats of one prompt; False after an interrupt or a server's failure, whose answer is dropped."""
         for repeat in range(self.args.repeat):
             item.answers.append({})
             for variant in order(self.variants, sum(len(item.answers) for item in self.items) - 1):
@@ -368,10 +371,10 @@ _IN_TRANSFORMERS = "temperature", "top_k", "top_p", "min_p", "repetition_penalty
 
 
 def check_identity(bench: Bench, options: ModelOptions) -> int:
-    """Compare the first turn of every question; print each difference and a summary; return 1 if the check fails.
+    """Compare the first turn of every question; print each difference and a summary; return the exit code, 1 if the
+    check fails.
 
-    Raises UsageError if equality cannot be expected (neither float32 nor the compiled pass), or nothing is to be
-    compared.
+    Raises UsageError as :func:`comparable`, UserError if no prompt fits into the context.
     """
     greedy, settings = bench.settings.temperature == 0, bench.settings
     variants = comparable(bench, greedy)
@@ -402,7 +405,10 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
 
 
 def comparable(bench: Bench, greedy: bool) -> list[Variant]:
-    """Return the variants that must equal plain decoding, apart from itself. UsageError if there are none."""
+    """Return the variants that must equal plain decoding, apart from itself.
+
+    UsageError if equality cannot be expected (neither float32 nor the compiled pass), or if sampling leaves no variant.
+    """
     target = bench.engine.loaded.target
     if not bench.engine.invariant and target.precision != "float32":
         raise UsageError(

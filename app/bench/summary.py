@@ -6,8 +6,8 @@ and the report (app/bench/report.py) follow from it.
 
 A rate is Σ tokens / Σ seconds over all prompts of a repeat. A speed-up is the time that `ar` takes for as many tokens
 as the method's, over the method's time, over the same prompts: with equal texts Σ time_ar / Σ time_method. Over repeats
-a row has mean and spread (standard deviation) of rates, and the median of speed-ups; a repeat whose timing was
-disturbed has no speed-up.
+a row has mean and spread (standard deviation) of rates, and the median of speed-ups. A repeat has no speed-up if its
+timing was disturbed: if the method seems faster than its tokens a pass allow.
 
 Knows no texts of answers, no models and no screen.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Gamma = Annotated[int, Field(ge=0, le=10_000)] | Literal["auto"] | None
-SummaryFields = Json  # of a summary, by key
+SummaryFields = Json  # the figures of one row, by key
 
 
 # -- prompts and variants ------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """`distill`: text, n-gram tables and a draft head for a pair's target, with report and card; each stage alone, too.
 
-The target writes the text, or files have it; flags and target give the shape of the draft head. Every stage can be
-resumed: a run with the same settings continues in its folder, a different setting is an error that names it. Writes
-progress to standard error and the result to standard output. Does not know how text is sampled or a head is trained
-(training/).
+The target writes the text, or files have it; flags and target give the shape of the draft head. A run with the same
+settings continues in its folder; another value of a setting on which the kept work depends is an error that names it
+(:func:`keep`). Writes progress to standard error and the result to standard output. Does not know how text is sampled
+or a head is trained (training/).
 """
 
 import hashlib
@@ -81,8 +81,8 @@ class Texts:
 def keep(out: Path, now: Mapping[str, str], names: Collection[str]) -> None:
     """Record the settings of this run's stage (`names`, and those without a flag) in its folder.
 
-    A later run must have the same settings of the data, except --tokens; once a checkpoint exists, all of them.
-    UsageError names the first that differs.
+    A later run must have the same target, seed and settings of the data, except --tokens; once a checkpoint exists, all
+    settings. UsageError names the first that differs; UserError for a damaged record.
     """
     out.mkdir(parents=True, exist_ok=True)
     flags = {*DATA_NAMES, *TABLES_NAMES, *TRAINING_NAMES}
@@ -242,8 +242,8 @@ def _examples(
     progress: Progress,
     interrupt: Callable[[], bool],
 ) -> list[Examples] | None:
-    """Return the examples of each part of the texts; but for eagle3 heads the target's outputs are kept in `features`.
-    None if interrupted."""
+    """Return the examples of each part of the texts. The target's outputs on them are kept in the folder `features`;
+    an eagle3 head's are not, and are computed again for each batch. None if interrupted."""
     network, reads = engine.target.network, draft_head.config.reads
     if args.kind == "eagle":
         return [StreamedExamples(network, part, reads) for part in parts]
@@ -284,7 +284,7 @@ def load_target(settings: Settings, options: ModelOptions, interrupt: Callable[[
 
 
 def target_facts(engine: PairEngine, options: ModelOptions) -> dict[str, str]:
-    """Return the facts of the target that its text and its states depend on, as a user would type them."""
+    """Return the facts of the target that its text and its states depend on, as texts."""
     target = engine.loaded.target
     return {
         "target": target.name,
@@ -304,8 +304,8 @@ def write_texts(
     args: Namespace,
     interrupt: Any,
 ) -> int:
-    """Let the target write chats, or answers to the given prompts, until `file` holds `tokens` tokens (None: as many as
-    there are answers); return their number.
+    """Let the target write chats, or answers to the given prompts, until `file` holds `tokens` answer tokens (None:
+    until every prompt has its answers); return their number.
 
     UserError if nothing could be written because every prompt fills the context.
     """
@@ -511,8 +511,8 @@ def described(folder: Path, shape: DraftHeadConfig) -> dict[str, Any]:
 
 
 def measured(engine: PairEngine, folder: Path, kind: str) -> dict[str, Any]:
-    """Measure `c`, `v` (n → cost of a pass over n tokens, in one-token passes) and `plain_ms`; empty if nothing was
-    drafted."""
+    """Measure the costs of a drafted token (`c`) and of a pass over n tokens (`v`, by n), both in one-token passes of
+    the target, and the milliseconds of such a pass (`plain_ms`); empty if nothing was drafted."""
     other = PairEngine(replace(engine.loaded, drafter_word=kind, draft_head=folder))
     warm_up(other)
     costs = other.measured

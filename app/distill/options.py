@@ -86,8 +86,8 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
     """Return the values given or the defaults; UsageError in one line for values that exclude each other.
 
     `data`: ("self",) or files; `writes`: the target writes the text itself; `limited`: --tokens was given; `tasks`: the
-    --kinds; `kind`: the kind of head for --student (HEAD_KINDS: eagle for eagle3); `command`: the command line, `words`
-    its arguments.
+    --kinds; `kind`: the kind of head for --student, a word of HEAD_KINDS (eagle for eagle3); `published`: its
+    checkpoint has its authors' format; `command`: the command line, of which `words` are the arguments.
     """
     plain = {name: value for name, value in given.items() if name != "data"}
     args = arguments(DISTILL_FIELDS, plain, command=shlex.join(["python", "infer.py", *words]))

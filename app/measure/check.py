@@ -1,7 +1,7 @@
 """`pairs` and `check`: list the pairs of the catalogue; say whether a pair fits, how fast it is on this machine, and by
 which command another program serves it.
 
-Prints tables to stdout. Knows no decoding; the catalogue is listed without torch.
+Prints tables to stdout. Knows no decoding; the catalogue is listed without loading a model.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def list_pairs(settings: Settings, options: ModelOptions, own: None) -> int:
 def check_pair(settings: Settings, options: ModelOptions, args: Namespace) -> int:
     """Load the pair and print its parts and that they fit; return 0. `args`: :func:`app.measure.elsewhere.check_args`.
 
-    --for prints the command of a pair that is not on disk from the catalogue alone, and fetches nothing. --speed also
-    prints the time of passes over 1 … 16 tokens and the cost of drafting. Raises UserError (exit code 1) with the
-    reason if the pair cannot be loaded or does not fit, its own tables or draft head included.
+    A draft head in a GGUF file is described alone, without loading a model. For a pair that is not on disk --for prints
+    the command that follows from the catalogue, and fetches nothing. --speed also prints the time of passes over 1 … 16
+    tokens and the cost of drafting; --plan prints its table instead. Raises UserError (exit code 1) with the reason if
+    the pair cannot be loaded or does not fit, its own tables or draft head included.
     """
     from app.measure.plan import forecast, run_plan, speed_table
 

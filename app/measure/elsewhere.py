@@ -74,7 +74,8 @@ class Recipe:
 
     @property
     def looks_up(self) -> bool:
-        """Whether the other program's prompt lookup takes the drafter's place, as for every drafter that it lacks."""
+        """Whether the other program's prompt lookup takes the drafter's place: of all but models and published
+        heads."""
         return not self.encodes and self.word not in ("model", "none", *PUBLISHED)
 
     @property

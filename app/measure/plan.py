@@ -106,8 +106,8 @@ def drafting_lane(engine: PairEngine, settings: Settings, context: int, method: 
 
 
 def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
-    """Return the drafter's `propose` after the opening round, by the most drafts of 1 … 4 that it makes; {} if it
-    drafts nothing."""
+    """Return {n: a call of the drafter's `propose` for n tokens after the prompt and one more}, with the largest n of
+    1 … 4 that it drafts here; {} if it drafts nothing."""
     if not lane.drafts:
         return {}
     opening = lane.run(prompt)
@@ -123,14 +123,15 @@ def proposals(lane: Lane, prompt: list[int]) -> dict[int, WarmPass]:
     return {count: partial(run, count) for count in drafted[-1:]}
 
 
-LIMIT = 64  # highest gamma considered
+LIMIT = 64  # highest gamma that the plan considers
 REPEATS = 7  # times each pass is measured, few for speed
 CONTEXT = 256  # tokens before a measured pass
 
 
 @dataclass(frozen=True)
 class Option:
-    """The costs of a drafter and its target: `c` of a drafted token, v(n) of a pass, both in one-token passes."""
+    """The costs of a drafter and its target: `c` of a drafted token, v(n) of a pass over n tokens, both in one-token
+    passes."""
 
     name: str
     c: float
@@ -189,7 +190,8 @@ def surface(option: Option, gammas: Sequence[int], alphas: Sequence[float]) -> J
 
 
 def _described(args: Namespace) -> list[Option]:
-    """Return costs as --c gives them, or estimated from the sizes of models and the speed of a machine."""
+    """Return costs as --c gives them, or estimated from the sizes of models and the speed of a machine. Without a
+    described target every pass costs as much as one over a single token."""
     machine = (args.target_bytes, args.bandwidth, args.flops)
     if args.target_params is None:
         return [Option("given", c, lambda n: 1.0) for c in args.c]
@@ -228,10 +230,10 @@ def _table(plan: Json, settings: Settings) -> Table:
 PROMPTS, TOKENS = 3, 32  # prompts, and tokens of each answer, over which accepted drafts are counted
 GROWN = 64  # tokens of an answer under gamma auto, which has to find its gamma first
 WARM_UP = 8  # first tokens, which are not counted, since they include one-time costs
-MOST = 16  # highest gamma considered: passes are measured up to 17 tokens
+MOST = 16  # highest gamma that the forecast considers: passes are measured up to 17 tokens
 PAYS = 1.05  # least speed-up at which drafting pays
-# If alpha here is below the card's by more than this factor, the head may be another target's; alpha of a head that has
-# no card.
+# FAINT: if alpha here is below the card's by more than this factor, the head may be another target's. USUAL: the alpha
+# that is expected of a head without a card.
 FAINT, USUAL = 3.0, 0.3
 DEAR = 0.2  # c from which on the verdict names the drafter's cost, not its alpha
 SELDOM = 0.3  # share of rounds with drafts below which the verdict names that share
@@ -239,7 +241,7 @@ SELDOM = 0.3  # share of rounds with drafts below which the verdict names that s
 
 @dataclass(frozen=True)
 class Grown:
-    """A round with trees under gamma auto: tokens a pass, nodes drafted, cost of drafting in one-token passes."""
+    """The mean round with trees under gamma auto: tokens, nodes drafted, cost of drafting in one-token passes."""
 
     tokens: float
     nodes: float

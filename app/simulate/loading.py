@@ -118,7 +118,8 @@ def _prompt_candidates(
 
 @dataclass(frozen=True)
 class _RecordedFile:
-    """The file of recorded answers. How it is read depends on whether the model is an encoder-decoder."""
+    """The file of recorded answers. How it is read depends on whether the model is an encoder-decoder. `starts`: the
+    ids with which each row may begin, as :func:`_prompt_candidates` returns them."""
 
     args: Namespace
     starts: list[list[list[int]]] | None

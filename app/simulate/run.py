@@ -2,16 +2,18 @@
 such a file: tokens a round, and the speed to expect.
 
 A target is recorded by its lane `ar` under the given settings. Beside the ids the file has the target's likeliest ids
-at each token, which n-gram drafters need. It has a header, then a line for each answer, written when that is complete;
-a stopped run is resumed in the same file. Knows the form that sampling/recorded.py reads.
+at each token, which n-gram drafters need. It has a header, with --costs a line with the seconds of target passes, and a
+line for each answer, written when that is complete; a stopped run is resumed in the same file. Knows the form that
+sampling/recorded.py reads.
 
-`simulate` runs the one decode loop greedily, with the recorded answers as its target. Drafting is timed as it runs; the
-time of target passes comes from flags, from the file, or is measured if the target was loaded. Does not know how models
-are loaded (app/simulate/loading.py).
+`simulate` runs the one decode loop greedily, with the recorded answers as its target. Drafting is timed as it runs,
+unless --t-draft gives its time; the time of target passes comes from flags, from the file, or is measured if the target
+was loaded. Does not know how models are loaded (app/simulate/loading.py).
 
-Seconds of a round = drafting + a target pass over 1 + drafted tokens + the rest (sampling, the loop itself). Where
-every round drafts gamma tokens and the rest is 0, throughput is TAR / (γ·t_draft + t_verify(γ + 1)), as in Decoding
-Speculative Decoding (arXiv 2402.01528; TAR: tokens a round). Rates leave the opening round out, as everywhere.
+Seconds of a round = drafting + a target pass over 1 + drafted tokens + the rest (sampling, the loop itself; 0 with
+--t-verify). Where every round drafts gamma tokens and the rest is 0, throughput is TAR / (γ·t_draft + t_verify(γ + 1)),
+as in Decoding Speculative Decoding (arXiv 2402.01528; TAR: tokens a round). Rates leave out the opening round, which
+reads the prompt, as everywhere.
 """
 
 import json
@@ -176,7 +178,7 @@ class TargetRecorder:
         self._add({"pass_seconds": {str(n): round(each, 7) for n, each in seconds.items()}, "pass_context": context})
 
     def run(self, questions: Sequence[Question]) -> bool:
-        """Answer every turn that was not answered before; an interrupted answer is dropped."""
+        """Answer every turn that was not answered before; False after an interrupt, which drops the answer begun."""
         with answer_bar(sum(len(question.turns) for question in questions), self.settings) as bar:
             for question in questions:
                 for turn, plan, chat in turns_of(self.engine, self.settings, question, self.skipped):

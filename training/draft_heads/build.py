@@ -17,7 +17,8 @@ from utils.errors import UsageError, UserError
 def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
     """Return a draft head's shape: the target's width and heads and one layer, but for `changes` (None: no change).
 
-    Raises UserError for a target whose shape cannot be read, UsageError for numbers that do not go together.
+    Raises UserError for a target whose shape cannot be read or that has too few layers, UsageError for numbers that do
+    not go together.
     """
     large: Any = target.config.get_text_config()  # type: ignore[operator, union-attr]
     try:
@@ -138,7 +139,7 @@ def _trainable(head: DraftHead) -> DraftHead:
 def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
     """Return a draft head with the weights of `old`, to be trained further; all but the embedding are copies.
 
-    `config` may differ in window, block size and recency, whose slopes of 0 change no output at first.
+    `config` may differ in window, block size and recency; new slopes of recency are 0 and change no output at first.
     """
     with torch.device("meta"):  # no memory for parameters that are replaced
         head = DraftHead(config, old.ids)

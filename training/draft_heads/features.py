@@ -2,9 +2,12 @@
 and padded batches of them.
 
 A draft head learns from these alone: the target's distribution is its head applied to the states. They are computed
-once and kept in shards of safetensors beside the checkpoint, resumable shard by shard; or, where they are too much to
-keep (EAGLE-3's states are 10 GB for three million tokens), computed whenever they are taken. The order of
-batches depends on the seed and the epoch alone. Knows no draft heads and no loss.
+once and kept in a folder, in shards of safetensors, resumable shard by shard; or, where they are too much to keep
+(EAGLE-3's states are 10 GB for three million tokens), computed whenever they are taken. The order of batches depends on
+the lengths, the tokens of a batch and the seed alone. Knows no draft heads and no loss.
+
+Shapes: G is the target's hidden size, K the number of states between layers that are read, H_kv and D the target's
+heads of keys and their size.
 """
 
 import hashlib
@@ -29,7 +32,7 @@ from utils.progress import Progress, never
 
 SHARD = 64  # sequences a file
 FED = 4096  # tokens a pass, padding included
-KEPT = torch.bfloat16  # states that are kept
+KEPT = torch.bfloat16  # type of the states, keys and values that are kept
 POOL = 32  # batches' worth of sequences that are sorted by length among themselves
 
 
@@ -39,9 +42,9 @@ class Example:
 
     ids: Tensor  # [T] long
     start: int  # the index of the answer's first token
-    hidden: Tensor  # [T, H] the input of the target's head
+    hidden: Tensor  # [T, G] the input of the target's head
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
-    read: Tensor | None = None  # [T, K·G] the states that an EAGLE-3 head reads, beside each other
+    read: Tensor | None = None  # [T, K·G] the states that EAGLE-3 and block heads read, beside each other
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ class StreamedExamples:
         return [len(text.ids) for text in self.texts]
 
     def take(self, chosen: Sequence[int]) -> list[Example]:
-        """Compute in passes of at most FED tokens: the same ones for the same `chosen`, so that a resumed run sees the
-        same examples."""
+        """Compute in passes of at most FED tokens (a longer text alone): the same passes for the same `chosen`, so that
+        a resumed run sees the same examples."""
         lengths, examples = self.lengths, dict[int, Example]()
         for batch in in_batches(sorted(chosen, key=lengths.__getitem__), lengths, FED):
             outputs = _run(self.model, [self.texts[index] for index in batch], (), self.reads)
@@ -189,10 +192,10 @@ class Batch:
     """B sequences of at most T tokens, padded on the right."""
 
     ids: Tensor  # [B, T] long
-    hidden: Tensor  # [B, T, G]
+    hidden: Tensor  # [B, T, G] the inputs of the target's head
     kv: list[tuple[Tensor, Tensor]]  # of each layer read: K, V [B, H_kv, T, D]
     weight: Tensor  # [B, T] the weight of the target's distribution after each token; 0 at padding
-    read: Tensor | None = None  # [B, T, K·G] the states that an EAGLE-3 head reads
+    read: Tensor | None = None  # [B, T, K·G] the states that EAGLE-3 and block heads read
 
     @property
     def tokens(self) -> int:
@@ -243,7 +246,8 @@ def grouped(lengths: Sequence[int], tokens: int, seed: int) -> list[list[int]]:
 
 
 def in_batches(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Yield indices in `order`, in batches of at most `most` tokens when padded to the last of them."""
+    """Yield indices in `order`, which has ascending lengths, in batches of at most `most` tokens when padded to the
+    last of them; a longer item is a batch alone."""
     batch: list[int] = []
     for index in order:
         if batch and (len(batch) + 1) * lengths[index] > most:

@@ -23,8 +23,8 @@ DECAY = 4.0  # positions of a block over which the weight falls to 1 / e
 
 @dataclass(frozen=True)
 class Teacher:
-    """The target's head: its weight's `rows` [V, G], and of these `listed` [N, G], the reduced vocabulary's (all rows
-    if there is none)."""
+    """The target's head: its weight's `rows` [V, G] (G: the target's hidden size), and of these `listed` [N, G], the
+    reduced vocabulary's (all rows if there is none)."""
 
     rows: Tensor
     listed: Tensor
@@ -66,7 +66,7 @@ def loss(
     """Return (loss [], cross-entropy of the first step in nats), weighted means over the tokens.
 
     Cross-entropy against the target's distribution at each drafted step, the later ones weighted by `decay` to the
-    power of the step.
+    power of the step. `offset`: where a glide head's first block begins (see `DraftHead.states`).
     """
     wanted = batch.weight > 0
     weight, hidden = batch.weight[wanted], batch.hidden[wanted]
@@ -131,6 +131,7 @@ class Held:
 
     `alpha` per drafted position: the share of its favourites that are the target's, where all drafts before it in the
     round were right. `overlap`: Σ min(p, q) of the first draft at temperature 1, its chance of acceptance there.
+    `loss`: its cross-entropy in nats.
     """
 
     alpha: tuple[float, ...]
@@ -198,5 +199,5 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
 
 
 def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
-    """Return the target's states that this kind of draft head reads."""
+    """Return the target's states that `DraftHead.states` of this kind reads; None for plain and glide."""
     return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)

@@ -14,8 +14,8 @@ from utils.visible import visible
 
 GAMMAS = range(1, 9)
 
-# `target`, `student`, `data`, `settings`, `command`, `date`, `machine`, `licence`, `curve`, `best`, `finished`,
-# `steps`, `seconds`; `c`, `v` and `expected` if the latency was measured.
+# `target`, `tokenizer`, `student`, `data`, `settings`, `command`, `date`, `machine`, `licence`, `curve`, `best`,
+# `finished`, `steps`, `seconds`; `c`, `v`, `plain_ms` and `expected` if the latency was measured.
 ReportData = dict[str, Any]
 
 

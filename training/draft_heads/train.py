@@ -34,9 +34,9 @@ _KEPT = ("step", "tokens", "seconds", "shown", "curve", "best", "worse")
 class TrainingJob:
     """The hyperparameters of a training; a checkpoint is resumed by the same job only.
 
-    `steps` drafted steps are unrolled (EAGLE heads), each with the weight of the step before times `decay`; in the
-    first part of the schedule, `single`, only one. `minutes` ends training at that time, with the schedule compressed
-    accordingly (None: after `epochs`).
+    `steps` drafted steps are unrolled (feature and EAGLE-3 heads), each with the weight of the step before times
+    `decay`; in the first `single` of the schedule, a share, only one. The schedule ends after `epochs`, or after
+    `minutes` if that is earlier (None: no limit).
     """
 
     epochs: float = 4.0
@@ -45,19 +45,19 @@ class TrainingJob:
     steps: int = 1
     single: float = 0.4
     decay: float = 0.8
-    prompt_weight: float = 0.3
-    warmup: float = 0.03
+    prompt_weight: float = 0.3  # of tokens before the answer; the answer's have 1
+    warmup: float = 0.03  # share of the steps over which the learning rate rises
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
-    clip: float = 1.0
+    clip: float = 1.0  # largest norm of the gradient
     seed: int = 42
     minutes: float | None = None
-    evaluations: int = 12
-    patience: int = 4
-    depth: int = 4
-    save_every: float = 60.0
+    evaluations: int = 12  # of a whole schedule
+    patience: int = 4  # evaluations without gain after which training stops
+    depth: int = 4  # drafted positions that an evaluation measures
+    save_every: float = 60.0  # seconds between checkpoints
     anchors: int = 0  # blocks of each sequence in a batch, of a head that drafts them
-    precise: bool = False  # float32 products even where 16-bit ones are faster
+    precise: bool = False  # float32 products in the draft head even where 16-bit ones are faster
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:

@@ -120,7 +120,7 @@ def _level(
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
     """Return the sequences of a file.
 
-    A .jsonl line holds `ids` (and `start`, from which on they are counted: an answer after its
+    A line of a .jsonl or .json file holds `ids` (and `start`, from which on they are counted: an answer after its
     prompt), or `text`, or `prompt`; any other file is plain text, split at empty lines.
 
     Raises:
@@ -154,7 +154,8 @@ def passage_of(line: str, where: str, vocab_size: int, encode: Encode | None = N
 def pruned(levels: Sequence[Level], entries: int) -> list[Level]:
     """Return at most `entries` entries: the frequent ones and those that correct the shorter context.
 
-    Dropped first are contexts whose best token the shorter context predicts as well, then rare ones, then long ones.
+    Dropped first are entries whose token is the shorter context's best one too, then rare ones, then those of long
+    contexts.
     """
     sizes = np.concatenate([np.full(len(level.keys), level.size) for level in levels])
     counts = np.concatenate([level.counts for level in levels])
@@ -182,7 +183,8 @@ def build(
     max_mb: float = 10.0,
     choices: int = 1,
 ) -> dict[str, Any]:
-    """Count, prune to `max_mb` million bytes, write; return the header's facts with `bytes`.
+    """Count, prune to `max_mb` million bytes, write; return the header's facts with `bytes` and, by level, the number
+    of entries kept (`contexts`).
 
     Args:
         passages: the sequences to count.

@@ -1,8 +1,9 @@
 """The chats that a target writes: chats that it invents, by kind of task, or answers to given prompts.
 
-A chat is a generator that yields requests for continuations, is sent these, and returns the lines to be kept. The
-beginnings of the user's turns are written for this project and come from no benchmark; their kinds are common ones: a
-text to be summarised, passages with a question, a sentence to be translated, arithmetic, a question, a list, code.
+A chat is a generator that yields requests for continuations (:class:`Ask`), is sent the continuations, and returns the
+lines of its answers, which are kept. The beginnings of the user's turns are written for this project and come from no
+benchmark; their kinds are common ones: a text to be summarised, passages with a question, a sentence to be translated,
+arithmetic, a question, a list, code.
 Knows a tokenizer and no model; training/text/synthesize.py samples the text.
 """
 
@@ -16,7 +17,7 @@ from utils.catalogue.templates import render
 from utils.errors import UserError
 from utils.tokenizer import first_ids
 
-_MARK = "user-turn-0"
+_MARK = "user-turn-0"  # stands for a user's turn, to find where a template puts it
 TEMPERATURES = (0.0, 0.7, 1.0)  # of the answers, chat by chat
 TURNS = 4  # of the user in a conversation, at most
 USER_TOKENS = 96  # a longer user turn is thrown away
@@ -294,7 +295,9 @@ class Ask:
     limit: int
 
 
-DialogueLine = dict[str, Any]  # `ids`, `start` (the first answered token), `temperature` and `number` of one answer
+# One answer: `ids`, `start` (the index of the answer's first token), `temperature`, `number` (the chat's) and, of other
+# kinds than "chat", `kind`.
+DialogueLine = dict[str, Any]
 Chat = Generator[Ask, list[int], list[DialogueLine]]
 
 
@@ -306,7 +309,7 @@ class Talk:
         self.templated = bool(getattr(tokenizer, "chat_template", None))
 
     def prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Return the ids of the chat up to where its answer begins; without a template of the first message itself."""
+        """Return the ids of the chat up to where its answer begins; without a template, those of its first message."""
         if self.templated:
             return self.ids(render(self._tokenizer, messages))
         return first_ids(self._tokenizer, messages[0]["content"])
@@ -382,7 +385,7 @@ class OwnChats:
         return lines
 
     def _turn(self, head: list[int], pieces: Sequence[TurnPart]) -> Generator[Ask, list[int], str]:
-        """Return a user's turn, requested piece by piece; empty if a piece did not end."""
+        """Return a user's turn, requested piece by piece; empty if a piece did not end and could not be cut."""
         text = ""
         for piece in pieces:
             given = self._talk.ids(text + piece.opening)
@@ -405,7 +408,10 @@ def whole_sentences(text: str) -> str:
 
 
 class GivenPrompts:
-    """Chats whose user turns are given, each answered once at each temperature: all at the first, then at the next."""
+    """Chats whose user turns are given, each answered once at each temperature: all at the first, then at the next.
+
+    Without a chat template only the first turn of each is answered. `most`: the most tokens of a sequence.
+    """
 
     endless = False
 

@@ -42,12 +42,13 @@ class _Row:
     number: int
     chat: Chat
     ask: Ask = field(init=False)
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # the request's prompt and the tokens drawn after it
     continuations: int = -1  # before this one
     lines: list[DialogueLine] = field(default_factory=list)  # of a chat that is over
 
     def advance(self, answer: list[int] | None, capacity: int) -> bool:
-        """Hand the chat its answer (None: it begins) and take its next request; return False if it is over."""
+        """Hand the chat its answer (None: it begins) and take its next request; return False if it is over. A request
+        without a prompt, or without room for a token in `capacity`, gets an empty answer."""
         try:
             ask = self.chat.send(answer)  # type: ignore[arg-type]  # None begins a generator
             while len(ask.prompt) >= capacity or not ask.prompt:
@@ -77,8 +78,8 @@ class TextWriter:
     def chats(self, done: Container[int] = (), interrupt: Callable[[], bool] = never) -> Iterator[Ended]:
         """Yield each chat as it finishes, except those in `done`.
 
-        Ends when the source does, or at the next token after an interrupt. Raises UserError if the chats of an endless
-        source have no answers.
+        Ends when the source does, or at the next token after an interrupt. Raises UserError if 200 chats of an endless
+        source in succession have no answer.
         """
         waiting, over, fruitless = self._waiting(done), list[_Row](), 0
         capacity = min(self.lm.context, self.source.longest)

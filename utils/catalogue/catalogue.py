@@ -184,7 +184,7 @@ class _Reader:
 
 
 _MODEL = "a model (id, folder, file or mapping)"
-_KINDS = {
+_KINDS = {  # pydantic's types of error → the allowed values, in words
     "model_type": _MODEL,
     "model_attributes_type": _MODEL,
     "int_type": "an integer",

@@ -21,7 +21,7 @@ from utils.files import hash_of
 from utils.objects import Json
 from utils.remote.server import OWN, is_url, server_at
 
-CASCADES = ("cascade", "chain")  # the drafters of a cascade, with and without reviews between them
+CASCADES = ("cascade", "chain")  # the words for several drafters in a row, with and without reviews between them
 TRAINED_METHODS = ("glide", "feature")  # methods whose drafter must be a draft head
 OWN_METHODS = ("tables", "maxgram", *CASCADES)  # methods that are also the word of their drafter
 
@@ -130,7 +130,7 @@ class ModelSpec(BaseModel):
         return self.url or self.id or self.path or self.gguf or f"{self.package}:{self.file}"
 
     def weights(self, revision: str | None = None) -> str:
-        """Return a mark of its weights: hub id and revision, or a hash of the files."""
+        """Return a mark of its weights: URL and model, hub id and revision, or a hash of the files."""
         if self.url is not None:
             return f"{self.url}#{self.model or ''}"
         if self.id is not None:
@@ -225,7 +225,7 @@ class PairSpec(BaseModel):
 
     @property
     def presets(self) -> Json:
-        """The settings that its keys of the same names preset."""
+        """The settings that its keys of the same names preset, and `compare` for a server's pair."""
         compare = (OWN if self.target.tokenizer is None else f"{OWN},spec") if self.target.url else None
         settings = {
             "compare": compare,
@@ -250,7 +250,7 @@ def named_tables(text: str) -> str | None:
 
 
 def spec_from_argument(text: str) -> ModelSpec:
-    """Return a model named on the command line: a folder, a GGUF file, or else a hub id. Touches no network.
+    """Return a model named on the command line: a URL, a folder, a GGUF file, or else a hub id. Touches no network.
 
     Raises UsageError if it can be none of them.
     """

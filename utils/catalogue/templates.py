@@ -1,6 +1,6 @@
 """Chat templates by name, for tokenizers that carry none, and the tokens that end an answer under each.
 
-A tokenizer's own template holds unless a name is given ("auto"); "plain" means none at all. Knows a tokenizer by its
+Under the name "auto" a tokenizer's own template holds; "plain" means none at all. Knows a tokenizer by its
 `chat_template`, its vocabulary and `apply_chat_template`; knows no models. Imports no torch and no transformers.
 """
 
@@ -77,6 +77,7 @@ TEMPLATES: Mapping[str, str] = {
 }  # fmt: skip
 NAMES = (AUTO, PLAIN, *TEMPLATES)
 _ANSWER = "answer"
+# By role, the roles of a chat that shows in which form a template takes that role's content:
 _PROBES = {"user": ("user",), "assistant": ("user", "assistant", "user"), "system": ("system", "user")}
 
 

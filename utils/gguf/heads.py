@@ -192,7 +192,7 @@ def _eagle(header: GgufHeader) -> Json:
 
 
 def _block(header: GgufHeader) -> Json:
-    """Return the configuration of a DFlash, DSpark or DFlash2 head."""
+    """Return the configuration of a DFlash, DSpark, DFlash2 or JetSpec head."""
     window = header.get("attention.sliding_window") or 0
     pattern = header.get("attention.sliding_window_pattern", [bool(window)] * _said(header, "block_count"))
     shapes = {info.name: info.shape for info in header.tensors}

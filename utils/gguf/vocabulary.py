@@ -18,7 +18,8 @@ from utils.tokenizer import BOS_BEFORE_CHAT
 _NORMAL, _UNKNOWN, _CONTROL, _USER = 1, 2, 3, 4  # among tokenizer.ggml.token_type
 _LLAMA = {"bos": 1, "eos": 2, "unknown": 0}  # ids of a sentencepiece vocabulary that names none
 
-# Tokens that end an answer wherever a vocabulary has them, and further control tokens, whatever their type is.
+# Tokens that end an answer wherever a vocabulary has them. These, and those of the next set, count as control tokens
+# whatever type the file gives them.
 _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>"),
     *("<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<turn|>", "<|tool_response>"),

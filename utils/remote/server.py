@@ -130,7 +130,7 @@ class Server(ABC):
     @cached_property
     def models(self) -> list[Mapping[str, object]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
-        cache is not there). UserError if it is absent or refuses."""
+        cache is not there). UserError if no server answers, or one refuses."""
         from openai import InternalServerError, NotFoundError
 
         path, models, name = self.models_at
