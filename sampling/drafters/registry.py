@@ -1,9 +1,9 @@
 """The table of drafters: one row each.
 
-A row gives a drafter's word, what a pair must have for it, the settings that it depends on and the function that builds
-it. Lanes, `--drafter`, `/drafter`, completion, titles, the catalogue's check and the README's table follow from the
-rows. `a+b` combines the rows of two. Plain data: a builder's module is imported when the builder is called. Imports no
-torch.
+A row gives a drafter's word (its name in `--drafter` and `--compare`), what a pair (a target and a drafter with their
+settings) must have for it, the settings that it depends on and the function that builds it. Lanes, `--drafter`,
+`/drafter`, completion, titles, the catalogue's check and the README's table follow from the rows. `a+b` combines the
+rows of two. Plain data: a builder's module is imported when the builder is called. Imports no torch.
 """
 
 import re

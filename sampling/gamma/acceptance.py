@@ -26,7 +26,7 @@ class Acceptance:
 
     Args:
         limit: positions with an estimate each.
-        prior: alpha by position as measured in training and stored with the drafter; () if it has none.
+        prior: alpha by position on held-out text, as stored with a draft head; () if there is none.
         ratios: holds the estimates, if they outlive this object.
     """
 

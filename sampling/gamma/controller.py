@@ -70,15 +70,16 @@ class Controller:
 
     *Costs unknown*: two plain passes, two rounds of one token, then drafts up to three times as long as measured.
     *Costs known*: the best plan, from the first round on.
-    *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes) if the account
-    allows it; a trial that paid is followed by another.
+    *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes; for a cascade, a
+    whole draft) if the account allows it; a trial that paid is followed by another.
     *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
     more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. An answer of best-first
     trees begins with .35 passes at most, or with the loss of 1.5 drafts of one token if that is more, so that what one
     answer gained is not lost in the next; a probe (a small tree that times a wider pass) may lose .7 more. The account
     is in measured costs, not in seconds, so one slow call is not charged to drafts. For best-first trees the account
     counts the calibrated promise (the sum of the probabilities of their paths) instead of the accepted tokens, whose
-    chance variation would empty it where drafts gain little.
+    chance variation would empty it where drafts gain little. A cascade drafts while the account is positive, since one
+    draft may cost more than it ever holds: so it may lose one draft more.
 
     A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
     slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
