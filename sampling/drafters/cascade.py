@@ -5,8 +5,8 @@ one and beside it), but is started, observed and selected once. In a chain each 
 cheaper members for later positions, which are reached less often: the horizontal cascade of Cascade Speculative
 Drafting (Chen et al., arXiv 2312.11462, section 3.3). In its vertical cascade (section 3.2) the reviewer runs rounds as
 a target does, may be lenient, and passes up the distribution that its tokens really have (sampling/verify/rules.py).
-:func:`cascade_of` builds one drafter of drafters, large to small, a K matrix and a lenience (algorithm 1). Knows
-neither the drafter below nor the target above.
+:func:`cascade_of` builds one drafter of drafters, large to small, a K matrix (how many tokens each drafter adds for
+each reviewer) and a lenience (algorithm 1). A cascade knows neither the drafter below nor the target above.
 """
 
 from collections.abc import Sequence
@@ -66,8 +66,8 @@ def joint_traits(parts: Sequence[Drafter]) -> Traits:
 
 
 class Composite(Drafter):
-    """A drafter made of others: `members` follow the rows, also those of a composite among them; its names are theirs,
-    each once."""
+    """A drafter made of others. `members`: the parts, each once, with a composite's members in its place. Its names are
+    theirs, each once."""
 
     members: tuple[Drafter, ...]
 
@@ -221,7 +221,7 @@ class CascadeDrafter(Composite):
     Args:
         reviewer: a drafter whose model reviews, token by token. By its rule the target verifies the tokens that are
             passed up.
-        inner: any drafter; in a cascade of three again a chain of cascades.
+        inner: any drafter; in a cascade of three the largest's is a chain of a cascade and the smallest drafter.
         lenience: λ ≥ 1 of the review; the target's own review is exact for every λ.
     """
 
@@ -230,11 +230,11 @@ class CascadeDrafter(Composite):
         super().__init__((reviewer, inner))
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Return at most budget.max_depth[b] tokens for row b, at least one if that is above 0: the inner drafts that
-        the reviewer accepts, then its own token.
+        """Return at most budget.max_depth[b] tokens for row b, at least one if that is above 0 and the reviewer's
+        context has room: the inner drafts that the reviewer accepts, then its own token.
 
-        Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step a
-        row.
+        Distributions, if drafts have them, are those that the tokens really have. `trace` holds the review, a Step for
+        each row that was reviewed.
         """
         model, session, share = self.model, self.model.session, len(rows)
         depth = model.fitting(rows, budget.max_depth)
@@ -261,7 +261,8 @@ class CascadeDrafter(Composite):
     def review(
         self, rows: Rows, draft: Draft, keys: Keys, going: list[int], sampler: Sampler, session: Session
     ) -> tuple[Review, Draft, Tensor | None]:
-        """Review the rows `going`; return the review, the draft in its ids, and the ids [n] covered (None: all).
+        """Review the rows `going`; return the review, the draft as reviewed, and the ids [n] covered (None: all), by
+        whose indices the tokens of both are then numbered.
 
         `keys` are those of all rows. The other rows draw nothing: they would draw the same noise again later.
         """
@@ -286,7 +287,7 @@ def _covered(draft: Draft, ids: Tensor) -> Draft:
 
 
 def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int], vocab_size: int) -> Draft:
-    """Return the tokens that a review passes up: accepted drafts, then the reviewer's own token, [B, N+1].
+    """Return the tokens that a review passes up, at most N+1 a row: accepted drafts, then the reviewer's own token.
 
     Sources are numbered as the cascade does: 0 is the reviewer, `numbers` has the numbers of the inner ones.
     """
@@ -309,9 +310,9 @@ def _emitted(result: Review, draft: Draft, ids: Tensor | None, numbers: list[int
 def cascade_of(drafters: Sequence[Drafter], matrix: Any, lenience: float = 1.0) -> ChainDrafter:
     """Build the cascade of `drafters`, large to small, by the K matrix; λ = `lenience` holds between them only.
 
-    All but the last review: models, or model drafters, whose models are taken. A last one without a model drafts K's
-    last entry at a time, one with a model as many as are missing. A cascade ignores gamma: a proposal has up to
-    `traits.most` tokens, and a budget only cuts it.
+    All but the last review: models, or model drafters, whose models review. A last one that is a
+    :class:`ModelDrafter` drafts as many tokens as are missing, any other K's last entry at a time. A cascade ignores
+    gamma: a proposal has up to `traits.most` tokens, and a budget only cuts it.
 
     Raises:
         UserError: no drafter, a matrix that does not fit, λ < 1, or a drafter that cannot review before the last.
@@ -345,7 +346,7 @@ def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
 
 
 def _reviewer(drafter: Any) -> ModelDrafter:
-    """Return a model drafter itself, or a new one of a model. UserError for a drafter that cannot review."""
+    """Return a model drafter itself, or a new one of a model (any LM). UserError for a drafter that cannot review."""
     if hasattr(drafter, "open"):
         return ModelDrafter(drafter)
     if not isinstance(drafter, ModelDrafter):

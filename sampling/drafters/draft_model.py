@@ -1,6 +1,7 @@
 """A draft model as a source, and the drafters made of it; :class:`NoDrafter`, with which decoding is plain.
 
-Takes any :class:`sampling.types.LM`; does not know what its session reads of the target.
+:class:`ModelSource` takes any :class:`sampling.types.LM` and does not know what its session reads of the target;
+:class:`Respelled` drafts text with a model of another vocabulary.
 """
 
 import math
@@ -29,7 +30,7 @@ FEW, MANY = 8, 16  # likeliest tokens offered: in greedy decoding, and under noi
 
 
 def scoring(session: Session, whole: bool = False) -> tuple[Callable[[Rows, Draft], Tensor], Tensor | None]:
-    """Return the function that scores with a session, and the ids [n] of its columns; None for all ids (`whole`)."""
+    """Return the function that scores with a session, and the ids [n] of its columns; None: all, always if `whole`."""
     short = None if whole else session.reduced_ids
     return (session.score if short is None else session.score_reduced), short
 
@@ -39,8 +40,9 @@ class ModelSource(Source):
 
     With `draws`, the token of each node is drawn from the processed distribution, which travels with it; it is a point
     mass if the sampler makes it one (greedy, gumbel coupling). Else the likeliest tokens are offered, one level of a
-    tree in a pass if the session can `grow`. Rows beyond the model's context get no offers. `ids`: the caller's numbers
-    of the rows, which key the noise. `session`: None if all of the prompt's rows are beyond the context.
+    tree in a pass if the session can `grow`. Rows beyond the model's context get no offers. `width`: nodes of a level
+    after which tokens are offered. `ids`: the caller's numbers of the rows, which key the noise. `session`: None if all
+    of the prompt's rows are beyond the context.
     """
 
     lm: LM
@@ -223,9 +225,9 @@ class ModelSource(Source):
 
 
 class BlockSource(ModelSource):
-    """A model that drafts a block in one pass: the distributions of all depths are known before the first draft.
+    """A model that drafts a block in one pass, which runs before the first draft is chosen or drawn.
 
-    They may depend on the drafts before them (see :class:`sampling.types.BlockSession`), never
+    The distribution of a draft may depend on the drafts before it (see :class:`sampling.types.BlockSession`), never
     on those after. If the model estimates the probability that a draft is accepted, nothing is drafted where it
     is below CONFIDENT; that is decided before the token is drawn.
     """
@@ -309,7 +311,8 @@ class ModelDrafter(Proposer):
             raise UserError(f"{lm.name}: drawn drafts are not point masses")
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:
-        """Return chains of at most budget.max_depth[b] tokens; probs [B, N, V] unless point masses."""
+        """Return chains of at most budget.max_depth[b] tokens, those that a constraint forces not counted; probs
+        [B, N, V] unless point masses."""
         chain, model = super().propose(rows, budget, sampler), self.model
         if not any(depth < chain.width for depth in model.columns):
             return chain
@@ -391,7 +394,8 @@ class NoDrafter(Drafter):
 
 
 def build(pair: Parts, request: DraftRequest) -> Proposer:
-    """Build the pair's drafter model. One whose vocabulary shares few tokens with the target's drafts by its text."""
+    """Build a drafter on the pair's drafter model; if its vocabulary shares few tokens with the target's, it drafts
+    text."""
     if isinstance(pair.model, TranslatedLM) and pair.model.translation.by_text:
         return Proposer([Respelled(pair.model)], least=0.0)
     return of_lm(pair.model, request, 0.0)

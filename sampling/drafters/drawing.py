@@ -23,8 +23,8 @@ from sampling.vocabulary import best, spread
 class Column:
     """One drafted position of all rows.
 
-    tokens [B] (-1 = none), probs [B, n] over the ids covered, the tokens' draft_prob [B] at temperature 1, the biased
-    logits [B, n] and their logsumexp [B].
+    tokens [B] (-1 = none), probs [B, n] over the ids covered, the tokens' draft_prob [B] at temperature 1, the logits
+    [B, n] with biases (-inf where a constraint refuses the id) and their logsumexp [B].
     """
 
     tokens: Tensor
@@ -35,7 +35,7 @@ class Column:
 
 
 class ReducedSampler(SamplerView):
-    """A sampler for distributions over a few ids [n], with one more column for all others if there are n + 1.
+    """A sampler for distributions over a few ids [n]; in distributions of n + 1 columns the last is for all other ids.
 
     A draw with independent noise is made among the ids covered. A point mass is drawn with the noise of the ids (the
     target's under gumbel coupling), hence over the full vocabulary, unless one id has all the probability. Draws are

@@ -2,8 +2,9 @@
 earlier occurrence of the answer's longest suffix, then bigrams. Needs no model and knows none.
 
 The longest suffix of the generated tokens, of one token or more, is searched in the prompt and in all generated tokens
-but the last; on a tie the earliest position counts. Up to k tokens after it are copied. If that is too few, the same is
-done once more after the copied tokens, and the rest is chained from bigrams; an id without a bigram ends the chain.
+but the last; on a tie the earliest position counts. The tokens after it are copied, up to the draft's length. If these
+are too few, the same is done once more after the copied tokens, and the rest is chained from bigrams; an id without a
+bigram ends the chain.
 """
 
 from bisect import bisect_left
@@ -40,7 +41,7 @@ class Copies(Source):
         self._copied: Rows = []
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
-        """Open the answer, which begins without a match."""
+        """Open the answer; its first round has no generated tokens to match."""
         self._begins = list(map(len, begun))
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:

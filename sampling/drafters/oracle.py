@@ -1,7 +1,7 @@
 """A simulated drafter: it knows the target's tokens, and drafts them with a chosen acceptance at a chosen cost.
 
 The tokens come from the reference, plain decoding in a separate session, as far ahead as a round drafts. Those passes
-are not timed: a round is charged `cost` one-token passes of the target for each drafted token. Each draft is the
+are not charged: a round is charged `cost` times their median time for each drafted token. Each draft is the
 target's token with probability `alpha`, by a separate coin, else another token; so alpha, gamma and c can be set and
 the speed-up watched (Leviathan et al., arXiv 2211.17192, section 3). The drafts are chosen, so the text is plain
 decoding's. Knows no text.
@@ -77,7 +77,7 @@ class Oracle(Drafter):
         return known if self._tokens[:known] == row[self._base :] else None
 
     def _other(self, token: int, row: list[int]) -> int:
-        """Return a wrong draft: the row's latest token that is not the target's."""
+        """Return a wrong draft: the row's latest token that is not the target's, else a neighbouring id."""
         return next((other for other in reversed(row) if other != token), token ^ 1)
 
 

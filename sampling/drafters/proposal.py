@@ -4,8 +4,8 @@ The builder asks every :class:`Source`, level by level, which tokens may follow 
 tables, recalled tokens, a draft model or a draft head. All offers stand in one list, the likeliest path first; the
 builder cuts it where a node is expected to bring fewer tokens than its place in the target's pass costs (best-first
 trees as in EAGLE-2, Li et al., arXiv 2406.16858). Without trees, and in a batch, each node keeps only its best offer:
-a chain is a tree of width one. A source that runs a model is asked at a level only if the expected gain pays for the
-pass.
+a chain is a tree of width one. A model whose tokens are chosen, not drawn, runs at a level only if the expected gain
+pays for the pass.
 
 **Why the text stays lossless.** A chosen token is a point mass: the target draws its own token t, and a node is
 accepted iff it equals t, so every choice is exact, also one that depends on the noise of the target's draw. A *drawn*
@@ -79,7 +79,7 @@ class Node:
     """A node of a draft. The root (depth 0) is the last committed token of a row."""
 
     row: int  # index in the batch
-    tail: list[int]  # last tokens of the path, ending with this node's
+    tail: list[int]  # last tokens of the row and the path, ending with this node's
     parent: "Node | None" = None
     depth: int = 0
     token: int = -1
@@ -138,7 +138,7 @@ class Source:
         """Keep these rows: reordered, repeated or dropped."""
 
     def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
-        """Return the likeliest tokens after a node at which a token was drawn, and those of `tokens`."""
+        """Return the `count` likeliest tokens after a node at which a token was drawn, and those of `tokens`."""
         return ()
 
     def call(self) -> Call | None:
@@ -283,7 +283,8 @@ class Proposer(Drafter):
         nodes: nodes of a tree if the budget names no number; None: as many as it has levels.
         least: paths less likely than this are not drafted; after a drawn path less likely than this nothing is drawn.
         shared_noise: chosen offers are weighed by the noise of the target's draw. Not beside drawn drafts.
-        learn: run the model only where its measured gain pays; else where the guesses MODEL_GAINS do.
+        rule: verifies the drafts.
+        learn: run the model only where its measured gain pays; else where the guess MODEL_GAINS[0] does.
         ratios: estimates that outlive this drafter; None: its own.
     """
 

@@ -1,9 +1,9 @@
 """The table of drafters: one row each.
 
-A row gives a drafter's word, what a pair must have for it, the settings that it depends on and the function that builds
-it. Lanes, `--drafter`, `/drafter`, completion, titles, the catalogue's check and the README's table follow from the
-rows. `a+b` combines the rows of two. Plain data: a builder's module is imported when the builder is called. Imports no
-torch.
+A row gives a drafter's word (its name in `--drafter` and `--compare`), what a pair (a target and a drafter with their
+settings) must have for it, the settings that it depends on and the function that builds it. Lanes, `--drafter`,
+`/drafter`, completion, titles, the catalogue's check and the README's table follow from the rows. `a+b` combines the
+rows of two. Plain data: a builder's module is imported when the builder is called. Imports no torch.
 """
 
 import re
@@ -37,7 +37,8 @@ class DrafterRow:
     """A drafter. `build`: "module:function", called with :class:`Parts` and :class:`DraftRequest`.
 
     `needs`: a key of NEEDS. `settings`: the settings that it depends on (of `gamma` only whether it is `auto`).
-    `expand`: the kind of tree under `expand auto`. `lane`: the word names a lane. `pair`: it is a value of `--drafter`.
+    `expand`: the kind of tree under `expand auto`, see DraftRequest. `lane`: the word names a lane (an answer side by
+    side with others). `pair`: it is a value of `--drafter`.
     `member`: rank among the words of `--cascade`, large to small; 0: none of them. `reviews`: it may review others
     there. `first`: it may stand before `+`. `short`: its name in a combination. `lm`: "module:name" of the function
     that makes a draft head's LM.
@@ -359,8 +360,9 @@ def table() -> list[tuple[str, str, str, str]]:
 class DraftRequest:
     """Parameters for building a drafter.
 
-    `settings`: has the settings that its row names as attributes. `expand`: none, dynamic or joint. `auto`: gamma
-    is chosen every round. `ratios`: estimates that outlive the drafter.
+    `settings`: has the settings that its row names as attributes. `expand`: none (chains), dynamic (best-first trees)
+    or joint (best-first trees of look-ups and a model). `auto`: gamma is chosen every round. `ratios`: estimates that
+    outlive the drafter.
     """
 
     word: str
@@ -371,7 +373,8 @@ class DraftRequest:
 
 
 class Parts(Protocol):
-    """Parts of a loaded pair that drafters are built from. Each raises UserError if the pair lacks it."""
+    """Parts of a loaded pair that drafters are built from. `head`, `shipped`, `cascade` and `build` raise UserError if
+    the pair lacks a part or its file cannot be used, `tables` for the latter alone."""
 
     target: Any  # the target as an LM: its `vocab_size`, of a loaded one its `network`
     model: Any  # the pair's drafter model as an LM; None if it has none

@@ -26,7 +26,7 @@ class Acceptance:
 
     Args:
         limit: positions with an estimate each.
-        prior: alpha by position as the drafter's card gives it; () if it has none.
+        prior: alpha by position on held-out text, as stored with a draft head; () if there is none.
         ratios: holds the estimates, if they outlive this object.
     """
 

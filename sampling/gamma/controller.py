@@ -70,14 +70,16 @@ class Controller:
 
     *Costs unknown*: two plain passes, two rounds of one token, then drafts up to three times as long as measured.
     *Costs known*: the best plan, from the first round on.
-    *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes) if the account
-    allows it; a trial that paid is followed by another.
+    *Drafts do not pay*: none, and after 8 rounds a trial of one token (for a tree, of its usual nodes; for a cascade, a
+    whole draft) if the account allows it; a trial that paid is followed by another.
     *The account* bounds the loss: no draft starts that, if all of it is rejected, would make all answers together cost
     more than 1.0125 × plain decoding and 1.4 passes; earlier gains count for up to 4 passes. An answer of best-first
-    trees begins with .35 passes at most, or what a draft and a half of one token can lose, so that what one answer
-    gained is not lost in the next; a probe may lose .7 more. The account is in measured costs, not in seconds, so one
-    slow call is not charged to drafts. For best-first trees the account counts the calibrated promise instead of the
-    accepted tokens, whose chance variation would empty it where drafts gain little.
+    trees begins with .35 passes at most, or with the loss of 1.5 drafts of one token if that is more, so that what one
+    answer gained is not lost in the next; a probe (a small tree that times a wider pass) may lose .7 more. The account
+    is in measured costs, not in seconds, so one slow call is not charged to drafts. For best-first trees the account
+    counts the calibrated promise (the sum of the probabilities of their paths) instead of the accepted tokens, whose
+    chance variation would empty it where drafts gain little. A cascade drafts while the account is positive, since one
+    draft may cost more than it ever holds: so it may lose one draft more.
 
     A batch has one budget for all rows: its pass costs what the longest draft costs, and drafts are judged by the
     slowest row, for which the others wait at the end. Costs are learned separately for each number of rows.
@@ -86,7 +88,7 @@ class Controller:
         acceptance: estimates of the drafter's drafts.
         costs: measured on this machine; may outlive the controller.
         tree: drafts are best-first trees, else chains.
-        most: nodes of a round; None: GAMMA_MAX, of trees NODES_MAX.
+        most: most nodes of a round; unless `whole`, at most GAMMA_MAX, or of trees NODES_MAX. None: that number.
         whole: each draft has all `most` tokens or none (a cascade's).
 
     Raises ValueError if `most` is below 1.
@@ -126,7 +128,8 @@ class Controller:
         self._tokens_by_row = Counter[int]()  # in this answer
 
     def begin(self) -> None:
-        """Start a new answer. Costs and account stay; acceptance starts from the average of earlier answers."""
+        """Start a new answer. Costs and account stay (of trees, the account is limited); acceptance starts from the
+        average of earlier answers."""
         self.acceptance.begin()
         if self.tree:
             self.left = min(self.left, max(TREE_ALLOWANCE, FIRST_DRAFTS * self._loss(1)))
@@ -182,7 +185,8 @@ class Controller:
         return self._smallest if self._trial else 0
 
     def _best(self, rows: int) -> int:
-        """Return the number of tokens with most expected tokens per plain pass; 0 if none beats plain decoding."""
+        """Return the number of tokens with most expected tokens per plain pass; 0 if none beats plain decoding. For a
+        tree of one row the most that it may have."""
         if self.tree and rows == 1:  # the builder weighs each node by its probability
             return self.reach
         rates = self.expected(self.reach)

@@ -78,7 +78,7 @@ class Costs:
         borrowed: the measurements are of a batch of another size, so the plain pass must be timed again.
 
     Raises:
-        ValueError: a cost that is not positive.
+        ValueError: v(n) or a time that is not positive, or a negative c.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Costs:
 
     @property
     def measured(self) -> bool:
-        """Whether c and wider passes were timed on this machine."""
+        """Whether c was timed on this machine, and a 1-token and a wider pass were timed or given."""
         return self._drafting.count >= MEASURED and self.reach > 1 and self.references > 0
 
     def add(
@@ -267,7 +267,8 @@ def _curve(points: Mapping[int, float], count: int, shape: Mapping[int, float] |
     """Return a curve through points, of which the first is at 1, at 1 … `count`.
 
     Straight lines between the points; beyond the last one parallel to the curve of `shape` within its points, then with
-    the mean slope so far (with fewer than SLOPE_MEASURED points: or the slope of `shape`, whichever is steeper).
+    the mean slope so far (if the last point is below SLOPE_MEASURED: or the slope of `shape`, whichever is steeper).
+    Without a `shape` the slope beyond is SLOPE.
     """
     values, last = list[float](), max(points)
     for (left, low), (right, high) in pairwise(sorted(points.items())):

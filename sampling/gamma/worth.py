@@ -38,7 +38,7 @@ class ModelWorth:
 
     Args:
         ratios: keep the gains that were measured.
-        learn: decide by measured gains; else by the guesses MODEL_GAINS.
+        learn: decide by measured gains; else by the guess MODEL_GAINS[0].
         alone: there are no other sources.
     """
 
@@ -52,11 +52,11 @@ class ModelWorth:
         self._rounds_without += 1
 
     def may_pay(self, depth: int, reached: float, rows: int) -> bool:
-        """Return whether a pass could pay after nodes that are reached with these probabilities, summed over `rows`."""
+        """Return whether a pass could pay for `rows` rows. `reached`: the level's path probabilities, summed."""
         return not (depth and self._learn) or self._gain(depth).value * reached > self._price * rows
 
     def pays(self, depth: int, left: float, rows: int) -> bool:
-        """Return whether a pass pays. `left`: the probability that the other sources leave open."""
+        """Return whether a pass pays. `left`: the part of `reached` that the other sources leave open."""
         gain = self._gain(depth).value if self._learn else MODEL_GAINS[0]
         alone = self._alone and not (depth and self._learn)
         retry = not depth and self._learn and self._rounds_without > RETRY and left > 1 - MAX_PROB

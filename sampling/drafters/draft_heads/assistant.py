@@ -81,8 +81,8 @@ class AssistantSession(Session):
 
 
 class AssistantLM(LM):
-    """An assistant as an LM, beside its target. UserError for a target of another width, or without a layer of a kind
-    that the assistant reads."""
+    """An assistant as an LM, beside its target. UserError for a target of another width, without a layer of a kind
+    that the assistant reads, or run by anything but transformers."""
 
     encodes, reads_kv, reviews, block = False, True, False, 0
     reads_hidden: Hidden = (-1,)

@@ -1,9 +1,10 @@
-"""Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names; or
-its matrices in 4 bits, as a GGUF file's Q4_1 has them.
+"""Draft heads on disk: a folder with `config.json` and `model.safetensors`, 16 bit, in the published GLIDE names, or of
+EAGLE-3, DFlash and DSpark heads in their published format; or its matrices in 4 bits, as a GGUF file's Q4_1 has them.
 
 Tensors of the target (embedding, rows of the head) are not stored again: the configuration has `shared_embedding` and
 `shared_head`, and loading takes them from the target. Published GLIDE checkpoints are read too, from a folder (one file
-or shards, safetensors or .bin) or as a loaded module, and published EAGLE and block heads (published.py);
+or shards, safetensors or .bin) or as a loaded module, and published EAGLE and block heads (published.py), also those of
+GGUF files, whose matrices keep their bits (utils/gguf/heads.py);
 values that their configuration leaves out follow from the weights and the target. A draft head of another target, an
 incomplete or a damaged folder is refused by name. Knows no training and no sessions.
 """
@@ -64,8 +65,8 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
     """Write the folder and return the bytes of its weights; each file appears whole or not at all.
 
     `about` joins the configuration: `tokenizer` (a fingerprint), `target`, figures …; with `bits` 4 the matrices are
-    rounded. EAGLE-3, DFlash and DSpark heads are written in the published format. Raises OSError (a full disk) with an
-    earlier version of the files left as it was.
+    rounded. EAGLE-3, DFlash and DSpark heads are written in the published format if that can hold them
+    (:func:`has_place`). Raises OSError (a full disk) with an earlier version of the files left as it was.
     """
     folder, about = Path(folder), about or {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +106,8 @@ def save_student(folder: str | Path, student: DraftHead, about: Json | None = No
 def load_student(
     folder: str | Path, target: nn.Module | None = None, fingerprint: str | None = None, name: str | None = None
 ) -> DraftHead:
-    """Return the draft head in `folder`, float32, its shared parts taken from `target` (a transformers causal model).
+    """Return the draft head in `folder`, its shared parts taken from `target` (a transformers causal model). It is in
+    float32; matrices of GGUF files, and a target's embedding that has fewer bits, stay as they are.
 
     Reads the published formats as well: GLIDE's (Llama's keys and names, with cross-attention), EAGLE's and those of
     block heads. `fingerprint` is that of the target's tokenizer (utils/loading/fit.py); with a target, a head that

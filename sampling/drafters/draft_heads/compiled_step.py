@@ -1,8 +1,8 @@
 """A feature head's pass as one compiled call: token and state before it, layers, and the logits of the last rows.
 
 Its stages are those of a target's pass (utils/kernels/pass.c) but for the first and the last. The first norms the
-token's row of the embedding and the state one position before it, the target's or the head's own, and multiplies both
-into x; the last keeps x, which is the head's own state. Knows neither sessions nor drafts.
+token's row of the embedding and the state one position before it, the target's or the head's own, and maps each by a
+matrix; x is the sum. The last keeps x, which is the head's own state. Knows neither sessions nor drafts.
 """
 
 import threading

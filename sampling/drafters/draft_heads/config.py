@@ -32,7 +32,7 @@ class DraftHeadConfig:
     shared_head: bool = False  # the head's rows are the target's and not stored
     window: int = 0  # positions that it looks back while drafting, as in training; 0 = to the beginning
     reads: tuple[int, ...] = ()  # eagle: the target's states, concatenated (`sampling.types.Hidden`)
-    wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else their sum by `fc`
+    wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else `fc` joins them
     fc_bias: bool = False
     attention_bias: bool = False  # of q, k, v
     output_bias: bool = False  # of o
@@ -74,7 +74,8 @@ class BlockConfig(DraftHeadConfig):
     the first draft, else the first mask's. `windows`: positions before the last token that each layer sees; 0 = all.
     `causal`: inside the block, layers with a window see no later row; `causal_head`: nor do the others.
     `rank`: of `markov` (vanilla, gated or rnn; "" for none) or of the candidate selector. `choices`: candidates of a
-    position that the selector scores again.
+    position that the selector scores again. `confidence`: the head estimates whether a draft is accepted, with
+    `confidence_with_markov` also from the token before it.
     `memory`, `bottleneck`: widths of the GRU and the map by which Domino corrects logits after `uncorrected` drafts.
     `taps`, `group`: rows of a convolution, and channels that share a coefficient.
     """

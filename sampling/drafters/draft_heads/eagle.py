@@ -1,10 +1,10 @@
-"""An EAGLE head, as a chain and as a dynamic tree: each token enters with its target's hidden state one
-position before (EAGLE, Li et al., arXiv 2401.15077), the last one or several (EAGLE-3, Li et al., arXiv 2503.01840).
+"""An EAGLE head, for chains and dynamic trees: each token enters with its target's hidden state one position before,
+that of the last layer (EAGLE, Li et al., arXiv 2401.15077) or of several layers (EAGLE-3, Li et al., arXiv 2503.01840).
 
 Two kinds draft this way: `feature`, a kind of this project, and `eagle`, the published one, which cannot see token 0.
 
 Until the target's state is known, the draft head's own state stands in: after a round one pass reads all newly
-committed tokens with their true features and yields the first draft, then each pass reads the draft before it, or a
+committed tokens with the target's states and yields the first draft, then each pass reads the draft before it, or a
 level of a tree of drafts. Positions computed with stand-ins are dropped when the target has moved
 (sampling/drafters/draft_heads/sessions.py), tree nodes with the next round. The loop feeds the prompt in pieces, as for
 any model. The head cannot review drafts: its own states are not the target's. Knows nothing of how the target computes

@@ -234,7 +234,8 @@ class Layer(nn.Module):
             self.attention_conv, self.mlp_conv = Convolution(config), Convolution(config)
 
     def entered(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return attention's input and the residual: x, or the state of token and state side by side [B, T, 2H]."""
+        """Return attention's input and the residual [B, T, H]: x, or the state where x is token and state side by side
+        [B, T, 2H]."""
         if not self.joins:
             return self.input_layernorm(x), x
         token, state = x.chunk(2, dim=-1)
@@ -259,7 +260,7 @@ class Layer(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Mixes each row of a block with the rows before it; used before and after a sublayer.
+    """Mixes each row of a block with the `taps` − 1 rows before it; used before and after a sublayer.
 
     A coefficient is a parameter of its channel and, for `group` neighbouring channels, a map of the sublayer's input.
     """

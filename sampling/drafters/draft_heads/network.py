@@ -1,8 +1,8 @@
 """The fast pass of a draft head: new tokens and a cache in, logits of its reduced vocabulary out.
 
-It has the arithmetic of `DraftHead.states` and of the output layer, step by step: packed weights on the CPU
-in float32, a preallocated cache, and only the existing rows of the output layer. For a plain draft head it is a
-:class:`sampling.types.Network`; sessions of GLIDE and EAGLE heads pass in the states that these read of their target.
+It has the arithmetic of `DraftHead.states` and of the output layer, step by step: float32 weights are packed on the
+CPU, the cache is preallocated, and the output layer has only the rows of the reduced vocabulary. For a plain draft head
+it is a :class:`sampling.types.Network`; sessions of GLIDE and EAGLE heads pass in what these read of their target.
 Knows no sessions, no distributions and no gradients; of the `DraftHead` it keeps the embedding and small parts.
 
 Shapes: B rows, T new tokens, S slots, H the draft head's width, G the target's, n ids in the reduced vocabulary.
@@ -159,7 +159,7 @@ class StudentNetwork:
         return cast(Tensor, self._embed(ids))
 
     def join_none(self, embedded: Tensor) -> Tensor:
-        """Return an EAGLE head's input at position 0, which has no state before it: [B, T, H]."""
+        """Return an EAGLE head's input at position 0, which has no state before it: [B, T, H]; EAGLE-3's [B, T, 2H]."""
         if self._from:  # no later position attends to it
             return self._paired(embedded, torch.zeros_like(embedded))
         return cast(Tensor, self._join_embed(self._embed_norm(embedded)))
@@ -193,8 +193,8 @@ class StudentNetwork:
         seen: SeenKeys | None = None,
         turned: Tensor | None = None,
     ) -> Tensor:
-        """Run x [B, T, H] at positions [B, T] through all layers → own states [B, T, H], normed only if the
-        configuration has `norm_output`.
+        """Run x [B, T, H] (of EAGLE-3 [B, T, 2H]) at positions [B, T] through all layers → own states [B, T, H], normed
+        only if the configuration has `norm_output`.
 
         mask as in :class:`sampling.types.Network`; `seen` is the part of its target that a GLIDE head sees, None =
         nothing; `turned` [B, T] are the positions of the rotation, where these differ.

@@ -199,7 +199,7 @@ def states_read(ids: Any, outputs: bool, name: str, layers: int, folder: Path) -
 
 
 def mask_in(stored: Json, size: int, folder: Path) -> int:
-    """Return the id of a block's mask. UserError if the configuration has none."""
+    """Return the id of a block's mask token, below `size`. UserError if the configuration has none."""
     names = ("mask_token_id", "ptd_token_id", "pard_token")
     mask: Any = next((stored[name] for name in names if stored.get(name) is not None), None)
     require(isinstance(mask, int) and 0 <= mask < size, folder, f": mask_token_id is {mask!r}, no id of {size}")
@@ -219,7 +219,7 @@ def parallel(stored: Json, own: dict[str, Tensor], size: int, folder: Path) -> J
 
 
 def usual_reads(layers: int) -> list[int]:
-    """Return the layers of a target whose inputs EAGLE-3's authors read; a target of fewer than 7 has no such three."""
+    """Return the layers of a target whose inputs EAGLE-3's authors read; in one of 4 to 6 layers some are the same."""
     return sorted({2, layers // 2, layers - 3})
 
 
@@ -441,7 +441,8 @@ def _block_reads(settings: Json, speculators: bool, count: int, layers: int, fol
 
 
 def _windows(inner: Json, layers: int, folder: Path) -> tuple[int, ...]:
-    """Return the window of each layer, 0 = to the beginning. As in Qwen3, a window must be switched on."""
+    """Return the window of each layer, 0 = to the beginning. In a Qwen3 configuration `use_sliding_window` switches it
+    on."""
     kinds = inner.get("layer_types") or ["full_attention"] * layers
     window = (
         inner.get("sliding_window") if inner.get("use_sliding_window", inner.get("model_type") != "qwen3") else None

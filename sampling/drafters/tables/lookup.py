@@ -108,7 +108,7 @@ class Tables(Source):
 
 
 class Earlier(Source):
-    """Offers what followed the same tokens in finished answers. `least`: fewest tokens of context."""
+    """Offers the tokens that followed the same tokens in finished answers. `least`: fewest tokens of context."""
 
     name = "suffix"
     trust = COUNTED
@@ -122,7 +122,8 @@ class Earlier(Source):
 
 
 class Recalled(Source):
-    """Offers what the target held likely after the same one or two tokens in this answer. For one row."""
+    """Offers the tokens that the target held likely after the same one or two tokens in this answer. Learns only while
+    one row is decoded."""
 
     name = "recalled"
     trust = COUNTED
@@ -170,8 +171,9 @@ def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
 
 
 class CompiledLookUps:
-    """Looks up matches and tables after a node by one compiled call (utils/kernels/lookup.c) and adds other offers; the
-    candidates are those of :meth:`Proposer.look_up`. `number` returns the index of a source."""
+    """Looks up matches and tables after a node by one compiled call (utils/kernels/lookup.c), which also takes the
+    offers of the other sources; the candidates are those of :meth:`Proposer.look_up`. `number` returns the index of a
+    source."""
 
     def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
         self._matches, self._record = matches, Offers()
@@ -256,8 +258,9 @@ class LookupDrafter(Proposer):
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
-    """Build the drafter of a word: `tables`, `static`, `match`, or `suffix`, which is `match` in finished answers too;
-    `a+b` has the look-ups of the first word and the draft head or model of the second."""
+    """Build the drafter of a word: `tables` (matches and tables), `static` (tables alone), `match`, or `suffix`
+    (matches and finished answers). All but `static` use finished answers if the setting `suffix` lets them. `a+b` has
+    the look-ups of the first word and the draft head or model of the second."""
     first, _, second = request.word.partition("+")
     tree = request.expand in ("joint", "dynamic")
     head: Any = pair.build(DraftRequest(second, request.settings)) if second else None

@@ -1,5 +1,6 @@
-"""N-gram drafting (NASD; with top_k_filler = 1 it is ANPD, Ou et al., arXiv 2404.08698): drafts from counts of the
-tokens that followed each context in this conversation. Needs no model and knows none.
+"""N-gram drafting (n-gram assisted speculative decoding of romsto's Speculative-Decoding; with top_k_filler = 1 it is
+ANPD, Ou et al., arXiv 2404.08698): drafts from counts of the tokens that followed each context in this conversation.
+Needs no model and knows none.
 """
 
 import random
@@ -54,7 +55,8 @@ class NgramStore:
 
 
 class Ngrams(Source):
-    """Offers the most frequent token after the longest known context of each row; see :class:`NgramDrafter`."""
+    """Offers the most frequent token after the longest known context of each row, after an unknown one a random token
+    or none; arguments as in :class:`NgramDrafter` (`forgets` is its `reset`)."""
 
     name = "ngram"
 
@@ -149,7 +151,7 @@ class NgramDrafter(Proposer):
 class NGramStorage(NgramDrafter):
     """The n-gram storage of romsto's Speculative-Decoding: counts accumulate over answers until `reset()`.
 
-    Each call sets `filler_top_k` and `stop_if_unknown`, see :func:`sampling.ngram_assisted_speculative_generate`.
+    Each call of :func:`sampling.ngram_assisted_speculative_generate` sets its fillers and `stop_if_unknown`.
     """
 
     multi_level = True

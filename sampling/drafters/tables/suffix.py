@@ -1,4 +1,4 @@
-"""The suffix index: which tokens followed the last few of a row in the finished answers of a session, and how often.
+"""The suffix index: which tokens followed the last few of a row in the answers finished so far, and how often.
 
 The global half of SuffixDecoding (Oliaro et al., arXiv 2411.04975): requests resemble earlier ones, so an answer's next
 tokens are those that followed the same tokens in a finished answer. A suffix tree grows without bound; this index keeps
@@ -60,7 +60,7 @@ class SuffixIndex:
         return []
 
     def share(self, prompt: Sequence[int], answer: Sequence[int], context: int = 8) -> float:
-        """Return the share of an answer's tokens that followed the same `context` tokens in a finished answer."""
+        """Return the share of an answer's tokens that followed the same `context` or more tokens in a finished one."""
         tokens, size = [*prompt[-SIZES[0] :], *answer], len(answer)
         known = sum(
             tokens[end] in dict(self.after(tokens[max(0, end - SIZES[0]) : end], context))

@@ -2,11 +2,12 @@
 
 The file: 8 bytes MAGIC, the header's length (uint32, little-endian), a JSON header, then for each
 context size three arrays sorted by key: keys uint32, tokens uint16 or uint32, confidence uint8
-(the probability of the token, in 255ths). A context may have several entries, the likeliest first.
-The key of a context of one token is the token; longer contexts have a 32-bit hash (defined once for Python integers,
-for the look-up, and once for numpy arrays, for building), so an unknown context is taken for a known one with
+(the probability of the token, in 255ths). Each array begins at a multiple of 64 bytes; the header has its offset.
+A context may have several entries, the likeliest first. The key of a context of one token is the token; longer
+contexts have a 32-bit hash (defined here for Python integers and for numpy arrays, which build the tables, and in
+utils/kernels/lookup.c for the compiled look-up), so an unknown context is taken for a known one with
 probability entries / 2³² (0.01% at 400 thousand). That costs a rejected draft and nothing else: drafts are point
-masses, lossless however they are chosen. Knows no text and no tokenizer, only its fingerprint.
+masses, lossless however they are chosen. Knows no text, and of the tokenizer only its fingerprint.
 """
 
 import copy
@@ -30,7 +31,7 @@ _WORD = (1 << 64) - 1
 
 MAGIC = b"NGRAMTBL"
 FORMAT = 1
-MOST = 16  # tokens of a context
+MOST = 16  # most tokens of a context
 _ALIGN = 64
 _HEAD = len(MAGIC) + 4
 _BUCKET = 20  # low bits of a key within a bucket: 4096 buckets shorten the search and its cache misses
@@ -71,7 +72,7 @@ class TableArrays:
 class StaticTables:
     """Looks up contexts of at most `max_n` tokens, the longest known one first.
 
-    `header` is the file's: source, counts, date, tokenizer.
+    `header` is the file's: source, counts, date, tokenizer. Ids from `end` on are not offered.
     """
 
     def __init__(self, header: Json, levels: Sequence[TableArrays]) -> None:
@@ -123,7 +124,7 @@ class StaticTables:
 
         Args:
             path: the file.
-            vocab_size: of the target; tables with ids beyond it are refused.
+            vocab_size: of the target; tables for a larger vocabulary are refused.
             fingerprint: of the target's tokenizer; tables made with another one are refused.
 
         Raises:
@@ -209,7 +210,7 @@ def write_tables(path: str | Path, levels: Sequence[TableArrays], about: Json) -
 
 
 def _published(file: Path, vocab_size: int | None) -> StaticTables:
-    """Read a published bigram table: a JSON list, entry i the id after id i; −1, null or 0 if unseen.
+    """Read a bigram table as CS-Drafting publishes it: a JSON list, entry i the id after id i; −1, null or 0 if unseen.
 
     0 is `<unk>` or padding in the tokenizers of the published lists: it never follows anything.
     """
