@@ -347,8 +347,7 @@ def _chain(stages: Sequence[Stage], k: Matrix, reviewer: int) -> ChainDrafter:
 
 def _reviewer(drafter: Any) -> ModelDrafter:
     """Return a model drafter itself, or a new one of a model (any LM). UserError for a drafter that cannot review."""
-    if hasattr(drafter, "open"):
-        return ModelDrafter(drafter)
+    drafter = ModelDrafter(drafter) if hasattr(drafter, "open") else drafter
     if not isinstance(drafter, ModelDrafter):
         name = next(iter(getattr(drafter, "traits", Traits()).names), type(drafter).__name__)
         raise UserError(f"{name} is no model and cannot review drafts: only the last drafter of a cascade may be one")

@@ -89,7 +89,7 @@ class Costs:
         borrowed: bool = False,
     ) -> None:
         seeds = {n: value for n, value in sorted((table or {}).items()) if n > 1}
-        if any(value <= 0 for value in (*seeds.values(), plain or 1.0)) or (c is not None and c < 0):
+        if any(value <= 0 for value in (*seeds.values(), 1.0 if plain is None else plain)) or (c is not None and c < 0):
             raise ValueError(f"costs must be positive, got c {c}, v {dict(seeds)} and {plain} s")
         # Measured beside other programs a wider pass may have been faster; v(n) never falls with n and is at most n.
         rising = [*accumulate((min(float(n), max(1.0, v)) for n, v in reversed(seeds.items())), min)][::-1]

@@ -144,7 +144,8 @@ class StaticTables:
         header, levels = _parsed(file, data)
         size, theirs = header.get("vocab_size"), header.get("tokenizer")
         if not isinstance(size, int) or (vocab_size is not None and size > vocab_size):
-            raise UserError(f"the n-gram tables {file} are for a vocabulary of {size} ids, the target has {vocab_size}")
+            ids = f"{size} ids, the target has {vocab_size}" if isinstance(size, int) else "unknown size"
+            raise UserError(f"the n-gram tables {file} are for a vocabulary of {ids}")
         if fingerprint is not None and theirs is not None and theirs != fingerprint:
             raise UserError(f"the n-gram tables {file} were made with another tokenizer ({theirs}, here {fingerprint})")
         if any(len(level.tokens) and level.tokens.max() >= size for level in levels):
