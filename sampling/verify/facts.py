@@ -1,5 +1,5 @@
 """The facts of a position: gap, entropy, probabilities and ranks by the verifier's logits there, for figures, logs and
-displays. No decision depends on them. Knows logits; no drafts and no rules.
+displays; drafters may learn from the likeliest ids. No verdict depends on them. Knows logits; no drafts and no rules.
 """
 
 import ctypes
