@@ -272,7 +272,8 @@ def supports(model: HfModel) -> bool:
 
 
 class FusedCache:
-    """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S, D] in float32 or float16; a :class:`sampling.types.KVCache`.
+    """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S/16, 16, D] in float32 or float16, of L layers and H heads of
+    keys; a :class:`sampling.types.KVCache`.
 
     :meth:`shift` only notes its moves in `moves` (row, from, to). The next pass makes them just before it writes;
     :meth:`settle` makes them before the tensors are read or copied.

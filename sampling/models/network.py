@@ -139,7 +139,8 @@ class TransformersNetwork(ModelNetwork):
         exact: the kinds of pass that are known to be right; None: try them on a small twin of the model.
 
     Raises:
-        UserError: the architecture has a state that transformers' caches do not hold, or is wrong with a cache.
+        UserError: the model is an encoder-decoder, has a state that transformers' caches do not hold, or is wrong with
+            a cache.
     """
 
     def __init__(self, model: HfModel, exact: Exact | None = None) -> None:
