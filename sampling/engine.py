@@ -205,7 +205,7 @@ class Engine:
             drafter: None takes the drafter from before `disable_spec_dec`.
             n_spec_tokens: tokens drafted a round, at most `max_n_spec_tokens` (which None means).
             use_glide_drafter: `drafter` is a GLIDE drafter, which reads this model's keys and values: a folder, a hub
-                id, a loaded module with the published weight names, a student or its LM.
+                id, a loaded module with the published weight names, a `DraftHead` (a "student" in errors) or its LM.
 
         Raises:
             UserError: no drafter, one that does not fit, or too many tokens; nothing changes then.
@@ -289,7 +289,7 @@ class Engine:
         return prompt_ids(first_ids(self.tokenizer, prompt) if isinstance(prompt, str) else prompt, f"prompt {number}")
 
     def _glide(self, drafter: HfModel) -> Drafter:
-        """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""
+        """Return the drafter of a GLIDE head: of an LM, a `DraftHead`, another module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
         student = drafter

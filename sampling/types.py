@@ -81,7 +81,7 @@ class Budget:
     """How much to draft in one round, as the gamma controller decides."""
 
     max_depth: list[int]  # depth of the deepest draft of each row; the loop cuts it to the room that is left
-    max_nodes: int | None = None  # nodes of a row; None: the drafter's own number (a best-first tree: depth)
+    max_nodes: int | None = None  # nodes of a row's tree; None: the drafter's own number, by default its max_depth
     costs: NodeCosts | None = None  # None: costs are unknown, every node stays
     opportunity_cost: float | None = None  # tokens emitted in the time of a pass of the drafter's model; None: unknown
     depth_with_forced: list[int] | None = None  # max_depth, tokens that a constraint forces included; None: max_depth
@@ -502,7 +502,8 @@ class Drafter(Protocol):
         return ()
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open an answer. `target` is the outermost one, `verifier` the model that reviews this drafter's drafts."""
+        """Open an answer. `target` is the outermost model's session, `verifier` that of the model which reviews this
+        drafter's drafts."""
         return
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:

@@ -69,7 +69,7 @@ class PassRecord:
     """A :class:`PassStruct` or :class:`StepStruct` and the memory that its addresses point to; one pass runs at a time.
 
     `sizes`: width of a hidden state, width inside the MLP, heads of queries, heads of keys, size of a head. `codes`:
-    further fields for rows of codes, with the width of a row.
+    further fields that need memory for rows of activations as integer codes, with the width of a row.
     """
 
     def __init__(

@@ -164,10 +164,10 @@ def as_it_is(linear: nn.Module) -> nn.Module:
 class LlamaLayer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
-    before: Map
+    before: Map  # the norm before attention
     qkv: Map
     o: nn.Module
-    after: Map
+    after: Map  # the norm before the MLP
     gate_up: Map
     down: nn.Module
     heads: int
@@ -261,8 +261,8 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 WIDTHS = (*range(1, 17), 32)
 REACHES = tuple(256 << step for step in range(12))  # slots that attention reads
-Passed = tuple[Tensor, Tensor | None]
-Capture = Callable[[Callable[[], Passed]], Callable[[], Passed]]
+Passed = tuple[Tensor, Tensor | None]  # logits, and states if wanted
+Capture = Callable[[Callable[[], Passed]], Callable[[], Passed]]  # a pass → the function that replays it
 
 
 class FixedCache(SlotCache):

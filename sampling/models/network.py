@@ -28,7 +28,7 @@ _MASKABLE = {"sdpa", "eager"}
 
 
 class LengthTables:
-    """The tables of a transformers model whose rotary angles depend on the length of the text.
+    """The rotary tables of a transformers model whose rotary angles depend on the length of the text.
 
     :meth:`set` gives the module its table for one pass and restores it afterwards.
     """
