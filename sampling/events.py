@@ -132,7 +132,7 @@ class Step:
     or it adds, without a pass, an id of a token that a stop string cuts (sampling/stops.py).
     All seconds are divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
     itself beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
-    accepted with chance p(x), for any `draft_p`, the drafter's own probability (unless acceptance is typical).
+    accepted with the chance that the target draws it, for any `draft_p` (unless acceptance is typical).
     `inner` are the reviews of a cascade in this round. `positions`, one for each emitted token, `odds`, one for each
     draft, and `trials`, in examination order, are optional.
     """

@@ -194,7 +194,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of an answer. `context` bounds a row: prompt + answer, or the answer alone if an encoder reads the
+    """The limits of an answer. `context` bounds a row: prompt + answer, or the decoder's tokens if an encoder reads the
     prompt. A row that reaches it ends with "length"."""
 
     max_new_tokens: int

@@ -1,5 +1,5 @@
-"""A target that runs in a server: each round's draft is scored by one request (by more where a server's answer leaves a
-token open), from the server's log-probabilities of the prompt. Greedy only; no caches.
+"""A target that runs in a server: each round's draft is scored by one request (in llama-cpp-python sometimes by more),
+from the server's log-probabilities of the prompt. Greedy only; no caches.
 
 vLLM and SGLang take and give ids. llama-cpp-python takes and gives text; a text that it splits into other tokens than
 ours is refused. Logits are the server's log-probabilities where it gives them; the remaining probability is divided
