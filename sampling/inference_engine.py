@@ -1,9 +1,9 @@
 """ColossalAI's inference engine as its callers know it, over :class:`sampling.engine.Engine`.
 
 `InferenceEngine(model, tokenizer, InferenceConfig(…))` takes ColossalAI's arguments and answers as it does, with texts
-that begin with their prompts. Settings of kernels, memory and processes are accepted without effect; the logger
-`sampling` names them once. Settings that would change the text and cannot be honoured are refused by name. Knows no
-serving: the next `generate` decodes every waiting request.
+that begin with their prompts. Settings of kernels, number types, memory (StreamingLLM's too) and processes are accepted
+without effect; the logger `sampling` names them once. Other settings that cannot be honoured are refused by name. Knows
+no serving: the next `generate` decodes every waiting request.
 """
 
 import logging

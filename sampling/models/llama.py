@@ -3,8 +3,8 @@
 Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without sliding layers), with
 less overhead: grouped-query attention without expanding K and V, a cache of preallocated slots, only the wanted logits.
 It uses the model's own modules. Of their matrices it copies only quantized ones of the same input, to join them for
-one product.
-Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_heads/network.py) uses its parts.
+one product. Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_heads/network.py) uses its
+parts.
 
 :class:`FixedNetwork` runs a pass of T tokens at the least of WIDTHS that holds them, over the first `reach` slots of
 the cache: tokens beyond T are padding, whose slots the next pass writes again, and the mask hides absent tokens. Longer
