@@ -311,7 +311,8 @@ class Session(Protocol):
         raise UserError(f"{self.described} has no keys and values for a drafter to read")
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """Return [B, S, K·H] of committed tokens; (): all states it keeps. UserError for a session without them."""
+        """Return [B, S, K·H] of committed tokens; (): all states it keeps. UserError for a session that has none,
+        ValueError for one opened without `hidden`."""
         raise UserError(f"{self.described} has no hidden states for a drafter to read")
 
     def draftable(self, length: int) -> int | None:
