@@ -1,5 +1,6 @@
-"""Decoding: token ids and tensors only. No text, no printing. Importing the package is cheap:
-torch is imported when a name of the table is first used."""
+"""Decoding, on token ids and tensors. Text only by a given tokenizer (engines, stop strings, models in a server or of
+another vocabulary). No printing. Importing the package is cheap: it imports neither its modules nor torch before a name
+of `_MODULES` is first used."""
 
 from importlib import import_module
 from typing import Any

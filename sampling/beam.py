@@ -31,7 +31,7 @@ class BeamPlan:
     """Parameters of a search: score = Σ log p / ((m + len) / (m + 1))^α (Wu et al., arXiv 1609.08144, eq. 14; m = 5).
 
     Args:
-        num_beams: running beams, and finished ones that are kept.
+        num_beams: running beams, and finished ones after which the search may stop.
         top_k: tokens by which a beam may grow in a step; 0 = as many as can be kept or finish.
         min_length: least tokens of an answer before a stop id.
         alpha: length penalty; 0 = none, larger ones favour longer answers.
@@ -83,8 +83,8 @@ def beam_generate(
         limits: new tokens, stop ids, context. A beam that reaches a limit finishes.
         plan: parameters of the search.
         processor: log p is that of its distribution (temperature, top-k …; tokens of probability 0 are never tried).
-            Without one, or with a greedy one, that of the model's own distribution at temperature 1 (after its rules
-            of repetition).
+            Without one, or with a greedy one, that of the model's own distribution at temperature 1 (after the greedy
+            one's bias and rules of repetition).
         session: an open session of `lm` for this prompt (one row), whose cache is reused by common prefix. It has one
             row again when the generator ends or is closed: the one that shares most with the answer.
         interrupt: polled between steps and prefill pieces, never inside a forward pass.
@@ -94,7 +94,8 @@ def beam_generate(
         :attr:`sampling.events.BeamTree.best` of the steps, closed unless it was interrupted.
 
     Raises:
-        UserError: at the call, for several prompts or none, an empty one, or one that fills the context.
+        UserError: at the call, for several prompts or none, an empty one, one that fills the context, or limits without
+            a new token.
     """
     if len(prompt) != 1:
         raise UserError(f"beam search takes one prompt at a time, got {len(prompt)}")

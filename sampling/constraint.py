@@ -28,7 +28,8 @@ class FormConstraint:
             raise UserError("prompts decoded together under a grammar must not be the beginnings of others")
 
     def at(self, prefix: list[int]) -> FormState | None:
-        """Return the state after a prompt and its answer so far; None after tokens that cannot follow, or the end."""
+        """Return the state after a prompt and its answer so far; None after tokens that cannot follow, after the end,
+        and for another prompt."""
         for prompt, known, states in self._answers:
             if prefix[: len(prompt)] == prompt:
                 tokens = prefix[len(prompt) :]

@@ -80,7 +80,7 @@ class EngineConfig:
 
 
 def read_config(given: Any) -> EngineConfig:
-    """Read a GenerationConfig, a dict of its names, or a model that has one; return an EngineConfig itself.
+    """Read a GenerationConfig, a dict of its names, or a model that has one; return an EngineConfig as it is.
 
     Raises UserError for settings that cannot be honoured, unknown names in a dict, and values outside their range.
     """
@@ -108,7 +108,8 @@ def read_config(given: Any) -> EngineConfig:
 
 
 def _processor(values: Json, sampled: bool) -> LogitsProcessor:
-    """Return transformers' processor: greedy unless `do_sample`, then by default temperature 1 and top-k 50."""
+    """Return the processor of these settings: greedy unless `do_sample`, then with transformers' defaults, temperature
+    1 and top-k 50."""
     rules: Json = {
         "repetition_penalty": values.get("repetition_penalty", 1.0),
         "no_repeat_ngram": values.get("no_repeat_ngram_size", 0),
@@ -149,7 +150,8 @@ def listed(prompts: Prompts) -> list[Any]:
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of a `generate`: tokens drafted and accepted, target passes (openings included), new tokens."""
+    """Figures of a `generate`, summed over its prompts: tokens drafted and accepted, target passes of each prompt
+    (opening rounds included; a pass over a batch counts for each of its prompts), new tokens."""
 
     drafted: int = 0
     accepted: int = 0
@@ -203,10 +205,10 @@ class Engine:
             drafter: None takes the drafter from before `disable_spec_dec`.
             n_spec_tokens: tokens drafted a round, at most `max_n_spec_tokens` (which None means).
             use_glide_drafter: `drafter` is a GLIDE drafter, which reads this model's keys and values: a folder, a hub
-                id, a loaded module with the published weight names, a student or its LM.
+                id, a loaded module with the published weight names, a `DraftHead` (a "student" in errors) or its LM.
 
         Raises:
-            UserError: no drafter, one that does not fit, or too many tokens; the earlier drafter stays enabled.
+            UserError: no drafter, one that does not fit, or too many tokens; nothing changes then.
         """
         count = self.max_n_spec_tokens if n_spec_tokens is None else whole("n_spec_tokens", n_spec_tokens, 1, ALLOWED)
         if count > self.max_n_spec_tokens:
@@ -248,7 +250,8 @@ class Engine:
             A text for each prompt; with `return_token_ids` the texts and the lists of new ids. `last` has the figures.
 
         Raises:
-            UserError: no prompts, a value that is no prompt, or a setting that cannot be honoured.
+            UserError: no prompts, a value that is no prompt, a prompt that is too long, or a setting that cannot be
+                honoured.
         """
         config = read_config(self.model if generation_config is None else generation_config)
         rows = [self.ids_of(prompt, number) for number, prompt in enumerate(listed(prompts), 1)]
@@ -286,7 +289,7 @@ class Engine:
         return prompt_ids(first_ids(self.tokenizer, prompt) if isinstance(prompt, str) else prompt, f"prompt {number}")
 
     def _glide(self, drafter: HfModel) -> Drafter:
-        """Return the drafter of a GLIDE head: of an LM, a student, a module, a folder, or a hub id."""
+        """Return the drafter of a GLIDE head: of an LM, a `DraftHead`, another module, a folder, or a hub id."""
         if isinstance(drafter, GlideLM):
             return ModelDrafter(drafter)
         student = drafter

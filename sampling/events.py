@@ -104,7 +104,8 @@ class Odds(NamedTuple):
 
 class Trial(NamedTuple):
     """The examination of draft `node`, which is accepted with this chance: with a coin, if the uniform `number` in
-    (0, 1) is less; without one (`number` None), if the target draws the draft's token.
+    (0, 1) is less; without one (`number` None), if the target draws the draft's token. Under a rule that tosses coins,
+    a draft without one has chance 0.
 
     `p` and `q` are the token's probabilities after all settings: the target's (for a coin, in the residual that refused
     siblings left) and the drafter's (1 for a point mass). Both are None in greedy decoding, `q` also under the
@@ -123,14 +124,15 @@ class Step:
 
     `drafted` are the proposed tokens in draft order and `parents[i]` the index of node i's parent
     (-1: the committed prefix; a chain is -1, 0, 1 …). `path` indexes into `drafted`: the accepted
-    nodes. `token` is the target's own token (correction or bonus), or None when an accepted stop
-    token ended the row. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
+    nodes. `token` is the target's own token (correction or bonus), or None when the row ended with an
+    accepted draft. `target_p` and `draft_p` are temperature-1 probabilities p(x) and q(x) of
     the *examined* nodes in examination order: the accepted ones, then the refused ones (`rejected`).
-    `top2_gap` is the gap of the target's two best logits where the round ended; None means that the Step is a piece of
-    text from a server, `token` the piece's id, and `target_p` the piece's own probability where the server gives that.
+    `top2_gap` is the gap of the target's two best logits where the round ended. If it is None, the Step is a piece of
+    text from a server, `token` the piece's id, and `target_p` the piece's own probability where the server gives that;
+    or it adds, without a pass, an id of a token that a stop string cuts (sampling/stops.py).
     All seconds are divided evenly among the rows that were active in the round; `overhead_s` is the time of the loop
     itself beside drafting, verifying and sampling. `chosen`: the drafts were not drawn but chosen, and each is
-    accepted if the target draws it: with chance p(x), for any `draft_p`, the drafter's own probability.
+    accepted with the chance that the target draws it, for any `draft_p` (unless acceptance is typical).
     `inner` are the reviews of a cascade in this round. `positions`, one for each emitted token, `odds`, one for each
     draft, and `trials`, in examination order, are optional.
     """

@@ -1,9 +1,9 @@
-"""ColossalAI's inference engine as its callers know it: :class:`sampling.engine.Engine` with its arguments.
+"""ColossalAI's inference engine as its callers know it, over :class:`sampling.engine.Engine`.
 
-`InferenceEngine(model, tokenizer, InferenceConfig(…))` with its arguments and its answers: texts that begin with their
-prompts. Settings of kernels, memory and processes are accepted without effect; the logger `sampling` names them once.
-Settings that would change the text and cannot be honoured are refused by name. Knows no serving: the next `generate`
-decodes every waiting request.
+`InferenceEngine(model, tokenizer, InferenceConfig(…))` takes ColossalAI's arguments and answers as it does, with texts
+that begin with their prompts. Settings of kernels, number types, memory (StreamingLLM's too) and processes are accepted
+without effect; the logger `sampling` names them once. Other settings that cannot be honoured are refused by name. Knows
+no serving: the next `generate` decodes every waiting request.
 """
 
 import logging
@@ -25,7 +25,7 @@ _UNUSED = (
     *("generated_token_size", "patched_parallelism_size", "use_spec_dec"),
 )
 _NAMED = {"llama": "llama-2", "vicuna": "vicuna"}  # prompt templates → utils/catalogue/templates.py
-_REFUSED = {"beam_width": 1, "forced_eos_token_id": None}
+_REFUSED = {"beam_width": 1, "forced_eos_token_id": None}  # with the one value that is accepted
 
 _log = logging.getLogger("sampling")
 said_unused: set[str] = set()  # the names that `say_unused` has warned of in this process
@@ -116,7 +116,8 @@ class InferenceEngine(Engine):
 
     Attributes:
         last: the figures of the last `generate`, of all its prompts together.
-        generation_config: the config of a `generate` without one: that of the last call that had one.
+        generation_config: the config of a `generate` without one: that of the last call that had one, at first that of
+            `inference_config`.
 
     Raises UserError without a tokenizer.
     """

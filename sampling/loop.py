@@ -75,8 +75,8 @@ def generate(
         is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
 
     Raises:
-        UserError: at the call, a prompt that is empty or fills the context; several prompts for a drafter that takes
-            one.
+        UserError: at the call, for a prompt that is empty, has ids outside the vocabulary or fills the context, for
+            several prompts of a drafter that takes one, and for limits without a new token.
     """
     if session is None:
         traits = drafter.traits
@@ -121,8 +121,8 @@ def room_of(lm: LM, rows: Rows, limits: Limits) -> int:
 
 
 def prefill(session: Session, rows: Rows, interrupt: Callable[[], bool] = never) -> Iterator[Prefill]:
-    """Feed all but the last token of each row in pieces of 256, each an event; the last token is
-    left to the opening round. Stops early when interrupted.
+    """Feed the rows in pieces of 256 tokens, each an event; the last token of the longest row is left to the opening
+    round. Stops early when interrupted.
 
     A session's `source`, which is no part of its rows, is read first, in one piece.
     """
@@ -174,8 +174,8 @@ class Clock:
 
 
 class _Gain(NamedTuple):
-    """A row's gain in a round: accepted nodes (cut at a stop), the target's own token, and why the row ends, if it
-    does."""
+    """A row's gain in a round: accepted nodes (cut where the row ends), the target's own token, and why the row ends,
+    if it does."""
 
     path: list[int]
     token: int | None

@@ -107,11 +107,12 @@ class RecordedAnswer:
 
 @dataclass(frozen=True)
 class RecordedAnswers:
-    """The answers of a file, one a prompt (the last, where a prompt has several), and its header.
+    """The answers of a file (of JSON lines the last one of each prompt), and its header.
 
     `header` may have `vocab_size`, `end_id`, `stop_ids`, `start_id`, `context`, `tokenizer` (its fingerprint),
     `settings` and `pass_seconds` (seconds of a pass over n tokens, by n). Only JSON lines have one; every file that is
-    read as an encoder-decoder model's has `start_id`. `unanswered` counts the prompts without an answer.
+    read as an encoder-decoder model's has `start_id`. `unanswered` counts the prompts without an answer, but not those
+    of JSON lines.
     """
 
     answers: tuple[RecordedAnswer, ...]

@@ -1,11 +1,12 @@
 """The only source of randomness: seeded noise that depends on nothing but its key.
 
-A draw is the argmax of log p + Gumbel noise, computed as an exponential race (p / E is largest).
+A draw is the argmax of log p + Gumbel noise, computed as an exponential race (p / E is largest, E exponential).
 The target's noise is keyed by (seed, row, position), so a token of a sequence does not depend on
 how many drafts were tried before it. Coins and the drafters' own draws come from other streams, and
 their keys also hold the committed lengths at which the round, and each round of a cascade inside it,
 began. There is no counter: equal calls give equal text with any sampler of the same settings, and no
-key is used twice within one text. Knows no text, no models; never touches torch's global generator.
+key decides twice within one text (under Gumbel coupling the drafter draws with the target's keys).
+Knows no text, no models; never touches torch's global generator.
 
 The noise is a hash (the SplitMix64 generator, Steele et al. 2014, seeded by the key), the same on every device.
 """
@@ -103,7 +104,7 @@ class KeyedSampler(Sampler):
         seed: any integer; the same seed gives the same answer.
         coupling: "rejection" draws drafts with separate noise, "gumbel" with the target's.
         draft_sampling: "greedy" makes every draft of a model a point mass.
-        constraint: the ids that can follow a text; they are masked before the processor.
+        constraint: the ids that can follow a text; all others are masked before the processor.
 
     Raises UserError for another word of coupling or draft_sampling.
     """

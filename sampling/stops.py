@@ -2,8 +2,8 @@
 
 A filter over the events of a run, so text, figures, conversation and cache (which goes back to the conversation's ids)
 all see the same end, whatever was drafted past it. Tokens are looked at one by one, so rounds of any length give the
-same text. Rounds whose text may be the beginning of a stop string wait until that is known. Knows text only by a
-tokenizer's two functions.
+same text. Rounds whose text may be the beginning of a stop string wait until that is known, and so do rounds whose last
+token adds no text yet (a part of a character). Knows text only by a tokenizer's two functions.
 """
 
 from collections import defaultdict

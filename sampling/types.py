@@ -1,7 +1,8 @@
 """The types that cross a boundary inside the decoder: the interfaces of models, sessions, drafters and samplers.
 Holds no algorithm and knows no text.
 
-Shapes: B rows, N draft nodes, V vocabulary, T fed tokens, S cached slots, H hidden size.
+Shapes: B rows, N draft nodes, V vocabulary, n ids of a reduced vocabulary (or V), T fed tokens, S cached slots, K
+hidden states of a token, H hidden size, M any number.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """The expected gain that makes a node of a tree worth its part of the target's pass."""
+    """The figures by which a drafter keeps the nodes of a tree that are worth their part of the target's pass
+    (`worthwhile` in sampling/gamma/worth.py)."""
 
     v: Sequence[float]  # v(1), v(2), …: the time of a pass over n tokens, relative to one
     calibration: float = 1.0  # accepted tokens / tokens that drafters predict
@@ -79,9 +81,9 @@ class Budget:
     """How much to draft in one round, as the gamma controller decides."""
 
     max_depth: list[int]  # depth of the deepest draft of each row; the loop cuts it to the room that is left
-    max_nodes: int | None = None  # nodes of a row; None: the drafter's own number (a best-first tree: depth)
+    max_nodes: int | None = None  # nodes of a row's tree; None: the drafter's own number, by default its max_depth
     costs: NodeCosts | None = None  # None: costs are unknown, every node stays
-    opportunity_cost: float | None = None  # tokens emitted in the time of the drafter's model; None: unknown
+    opportunity_cost: float | None = None  # tokens emitted in the time of a pass of the drafter's model; None: unknown
     depth_with_forced: list[int] | None = None  # max_depth, tokens that a constraint forces included; None: max_depth
 
 
@@ -187,12 +189,13 @@ class Verdict:
     path: Rows  # of each row the accepted nodes from the root
     token: list[int]  # of each row the verifier's own token (correction or bonus); -1: the row was not examined
     distributions: Distributions
-    logits: Tensor  # [B, N+1, V] before all processors, on the model's device
+    logits: Tensor  # [B, N+1, V] biased (`Sampler.biased`), before all other processors, on the model's device
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of an answer. `context` bounds prompt + answer; a row that reaches it ends with "length"."""
+    """The limits of an answer. `context` bounds a row: prompt + answer, or the decoder's tokens if an encoder reads the
+    prompt. A row that reaches it ends with "length"."""
 
     max_new_tokens: int
     stop: frozenset[int] = frozenset()
@@ -251,7 +254,8 @@ class Network(Protocol):
 
 
 class RaggedNetwork(Network, Protocol):
-    """A network whose rows may have different lengths in the cache: a token goes to the slot of its position."""
+    """A network whose rows may have different lengths in the cache: without a mask, a token goes to the slot of its
+    position."""
 
     def forward(
         self,
@@ -268,8 +272,8 @@ class RaggedNetwork(Network, Protocol):
     def of_one_row(
         self, new: list[int], tree: DraftTree, cache: KVCache, hidden: Hidden = False, states: Allocate | None = None
     ) -> Tensor:
-        """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n]; the states
-        wanted go to `states`."""
+        """Run a pass over the next tokens of one row and the N nodes of its draft → logits [1, N+1, n]. The states in
+        `hidden` are written to the memory that `states` gives; None: to none."""
 
 
 class Session(Protocol):
@@ -300,14 +304,15 @@ class Session(Protocol):
     def select(self, rows: Tensor) -> None:
         """Expand, reorder or drop rows, by the indices [B'] of those that stay."""
 
-    def fork(self) -> Session: ...  # an independent copy, for a second lane
+    def fork(self) -> Session: ...  # an independent copy
 
     def kv(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return K, V [B, H_kv, S, D] and the valid lengths [B], read only. UserError for a session without them."""
         raise UserError(f"{self.described} has no keys and values for a drafter to read")
 
     def hidden(self, wanted: tuple[int, ...] = ()) -> Tensor:
-        """Return [B, S, K·H] of committed tokens; (): all states it keeps. UserError for a session without them."""
+        """Return [B, S, K·H] of committed tokens; (): all states it keeps. UserError for a session that has none,
+        ValueError for one opened without `hidden`."""
         raise UserError(f"{self.described} has no hidden states for a drafter to read")
 
     def draftable(self, length: int) -> int | None:
@@ -384,7 +389,8 @@ class LM(Protocol):
 
 
 class FormState(Protocol):
-    """The tokens that can follow one text under a form. A state never changes: each text has its own.
+    """The tokens that can follow one text under a form, which is a grammar, JSON schema or regular expression for the
+    answer. A state never changes: each text has its own.
 
     `forced`: the only token that can follow, None if several can. `refused` [V] bool, on the host: the ids that cannot.
     """
@@ -395,7 +401,7 @@ class FormState(Protocol):
     def refused(self) -> Tensor:
         """Return [V] bool."""
 
-    def after(self, token: int) -> FormState | None: ...  # with this token; None: it cannot follow, or ends
+    def after(self, token: int) -> FormState | None: ...  # with this token; None: it cannot follow, or ends the answer
 
 
 class Constraint(Protocol):
@@ -423,7 +429,7 @@ class Sampler(Protocol):
     constraint: Constraint | None = None  # which ids can follow a text
     biases: bool = False  # whether `biased` changes logits; if not, callers may skip it
 
-    needs_prefixes: bool  # the distribution depends on the tokens before, or on which id a logit is of
+    needs_prefixes: bool  # the distribution depends on the tokens before: `probs` reads prefixes, and logits of all ids
     point_mass: bool  # drafts are point masses (greedy drafts, gumbel coupling)
     greedy: bool = False  # the draw is the largest logit after any prefix
     filters: Filters | None = None  # if the draw is by these alone, with the noise of `noise_states`; None: it is not
@@ -435,7 +441,8 @@ class Sampler(Protocol):
         return [0] * count
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Return logits [..., n] of these ids (None: of all) with each id's bias added, for every model, once."""
+        """Return logits [..., n] of these ids (None: of all) with each id's bias added. It is added once to the logits
+        of every model, target and drafters."""
         return logits
 
     def probs(self, logits: Tensor, prefixes: Rows) -> Tensor:
@@ -476,7 +483,8 @@ class Sampler(Protocol):
 
 
 class Drafter(Protocol):
-    """A way of drafting. `start` opens an answer; `propose` and `observe` alternate.
+    """A way of drafting. `start` opens an answer; then each round calls `propose`, unless nothing may be drafted, and
+    `observe`.
 
     `start` opens the drafter's own sessions but reads no prompt: the loop feeds `sessions` in
     pieces, so that an interrupt stops that too. Methods that a drafter does not need have defaults.
@@ -495,7 +503,8 @@ class Drafter(Protocol):
         return ()
 
     def start(self, prompt: Rows, target: Session, verifier: Session) -> None:
-        """Open an answer. `target` is the outermost one, `verifier` the model that reviews this drafter's drafts."""
+        """Open an answer. `target` is the outermost model's session, `verifier` that of the model which reviews this
+        drafter's drafts."""
         return
 
     def propose(self, rows: Rows, budget: Budget, sampler: Sampler) -> Draft:

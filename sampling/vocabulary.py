@@ -1,7 +1,7 @@
 """Functions over a vocabulary: the largest value, the few largest, values of a reduced vocabulary spread over all ids.
 
 On a CPU numpy finds the largest several times as fast as torch.
-Knows shapes only: no distributions and no models.
+Knows no drafts, no samplers and no models.
 """
 
 import math

@@ -166,7 +166,7 @@ class CausalSession(Session):
     @torch.inference_mode()
     def _together(self, feed: Rows, trees: Sequence[DraftTree], ids: Tensor | None = None) -> Tensor:
         """Run a pass over several rows, or by a network that takes tensors only. `ids` [B, T]: the new tokens, if they
-        are on the device already. Unless the network is ragged, new tokens lie after the longest row.
+        are on the device already. Unless `_by_width` runs it, new tokens lie after the longest row.
         """
         sizes = [len(tree.tokens) for tree in trees]
         start, width, count = self._cache.length, max(map(len, feed)), max(sizes)
@@ -217,7 +217,7 @@ class CausalSession(Session):
         return torch.cat(parts)[torch.tensor([row for rows in rows_by_width.values() for row in rows]).argsort()]
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:
-        """Run the pass of ids [B, T] at host positions [B, T] → logits [B, keep, n or V], and states [B, T, H] if
+        """Run the pass of ids [B, T] at host positions [B, T] → logits [B, keep, n or V], and states [B, T, K·H] if
         kept."""
         if self._by_length is not None:
             cast(SlotCache, self._cache).lengths = self._lengths
@@ -314,7 +314,8 @@ class CausalSession(Session):
         return joined([each[kept.index(state)] for state in wanted])
 
     def states_of_row(self, wanted: tuple[int, ...], first: int) -> RowStates:
-        """Return the wanted states of a single row from token `first` on, copied only if kept in another form."""
+        """Return the wanted states of a single row, of token `first` and later ones at least, copied only if they are
+        kept in another form."""
         self._settle()
         held = None if self._hidden is None else self._hidden.data
         if held is not None and held is self._states.held and wanted == self.keeps_hidden:
@@ -348,7 +349,7 @@ class CausalLM(LM):
         self, prompt: Rows, *, previous: Session | None = None, target: Session | None = None, hidden: Hidden = False
     ) -> CausalSession:
         """Open a session for `prompt`; it takes over the cache of `previous`, which the caller must not use again, if
-        that keeps at least the states in `hidden`.
+        that is of the same network and number of rows and keeps at least the states in `hidden`.
         """
         self.check(prompt, target)
         if isinstance(previous, CausalSession) and previous.reusable(self.network, len(prompt), hidden):

@@ -49,7 +49,7 @@ class EncDecNetwork(ModelNetwork):
         return CrossCache(self.layers)
 
     def read(self, cache: CrossCache, prompt: Rows) -> int:
-        """Encode the prompts into `cache` unless that is done; the number of tokens read."""
+        """Encode the prompts into `cache` unless that is done; the number of tokens read in the longest one."""
         if cache.encoded is not None:
             return 0
         cache.encoded = self.encode(prompt)
@@ -198,7 +198,7 @@ class EncDecSession(CausalSession):
         super().__init__(network, initial, vocab_size, hidden=False)
 
     def read(self) -> int:
-        """Run the encoder if it has not run; the number of tokens read in the longest prompt."""
+        """Run the encoder if it has not run; the number of tokens read in the longest prompt, else 0."""
         return self.network.read(self._cache, self.source)
 
     def _run(self, ids: Tensor, positions: Tensor, mask: Tensor | None, keep: int) -> tuple[Tensor, Tensor | None]:

@@ -69,7 +69,7 @@ class PassRecord:
     """A :class:`PassStruct` or :class:`StepStruct` and the memory that its addresses point to; one pass runs at a time.
 
     `sizes`: width of a hidden state, width inside the MLP, heads of queries, heads of keys, size of a head. `codes`:
-    further fields for rows of codes, with the width of a row.
+    further fields that need memory for rows of activations as integer codes, with the width of a row.
     """
 
     def __init__(
@@ -272,7 +272,8 @@ def supports(model: HfModel) -> bool:
 
 
 class FusedCache:
-    """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S, D] in float32 or float16; a :class:`sampling.types.KVCache`.
+    """Keys [L, B, H, S/16, D, 16] and values [L, B, H, S/16, 16, D] in float32 or float16, of L layers and H heads of
+    keys; a :class:`sampling.types.KVCache`.
 
     :meth:`shift` only notes its moves in `moves` (row, from, to). The next pass makes them just before it writes;
     :meth:`settle` makes them before the tensors are read or copied.

@@ -2,12 +2,14 @@
 
 Same arithmetic as transformers' own forward (Llama, Mistral without sliding window, Qwen2 without sliding layers), with
 less overhead: grouped-query attention without expanding K and V, a cache of preallocated slots, only the wanted logits.
-It uses the model's own modules and copies no weights, but joins quantized maps of the same input into one product.
-Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_heads/network.py) uses its parts.
+It uses the model's own modules. Of their matrices it copies only quantized ones of the same input, to join them for
+one product. Keeps no state between passes. The draft heads' pass (sampling/drafters/draft_heads/network.py) uses its
+parts.
 
-:class:`FixedNetwork` runs a pass of T tokens as the next of WIDTHS, over the first `reach` slots of the cache: tokens
-beyond T are padding, whose slots the next pass writes again, and the mask hides absent tokens. Longer passes and
-several rows run as the network itself runs them, over the same cache. The caller's `capture` records a pass.
+:class:`FixedNetwork` runs a pass of T tokens at the least of WIDTHS that holds them, over the first `reach` slots of
+the cache: tokens beyond T are padding, whose slots the next pass writes again, and the mask hides absent tokens. Longer
+passes over the same cache, and passes over several rows, run as the network itself runs them. The caller's `capture`
+records a pass.
 """
 
 import math
@@ -163,10 +165,10 @@ def as_it_is(linear: nn.Module) -> nn.Module:
 class LlamaLayer:
     """One decoder layer: x + attention(norm(x)), then + mlp(norm(x))."""
 
-    before: Map
+    before: Map  # the norm before attention
     qkv: Map
     o: nn.Module
-    after: Map
+    after: Map  # the norm before the MLP
     gate_up: Map
     down: nn.Module
     heads: int
@@ -260,8 +262,8 @@ def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 WIDTHS = (*range(1, 17), 32)
 REACHES = tuple(256 << step for step in range(12))  # slots that attention reads
-Passed = tuple[Tensor, Tensor | None]
-Capture = Callable[[Callable[[], Passed]], Callable[[], Passed]]
+Passed = tuple[Tensor, Tensor | None]  # logits, and states if wanted
+Capture = Callable[[Callable[[], Passed]], Callable[[], Passed]]  # a pass → the function that replays it
 
 
 class FixedCache(SlotCache):
@@ -318,7 +320,8 @@ class FixedPass(NamedTuple):
 
 
 class FixedNetwork:
-    """A Llama-like network whose passes of few tokens over one row are recorded by `capture`, one for each width."""
+    """A Llama-like network whose passes of few tokens over one row are recorded by `capture`, one for each width, reach
+    and choice of hidden states."""
 
     ragged, reduced_ids, takes_trees = None, None, True
 

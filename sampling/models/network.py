@@ -28,7 +28,7 @@ _MASKABLE = {"sdpa", "eager"}
 
 
 class LengthTables:
-    """The tables of a transformers model whose rotary angles depend on the length of the text.
+    """The rotary tables of a transformers model whose rotary angles depend on the length of the text.
 
     :meth:`set` gives the module its table for one pass and restores it afterwards.
     """
@@ -139,7 +139,8 @@ class TransformersNetwork(ModelNetwork):
         exact: the kinds of pass that are known to be right; None: try them on a small twin of the model.
 
     Raises:
-        UserError: the architecture has a state that transformers' caches do not hold, or is wrong with a cache.
+        UserError: the model is an encoder-decoder, has a state that transformers' caches do not hold, or is wrong with
+            a cache.
     """
 
     def __init__(self, model: HfModel, exact: Exact | None = None) -> None:

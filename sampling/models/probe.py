@@ -25,11 +25,11 @@ from utils.objects import HfConfig, HfModel, Json
 _CLOSE = 1e-3  # of the largest logit: rounding differs by 1e-5, a missing or an extra token by 0.1
 _PIECES = (5, 6, 14, 15, 21)  # ends of the passes over a text, some beyond the twin's windows
 _ROWS: Rows = [[(7 * at + 5 * at * at + row * 29) % 61 + 20 for at in range(_PIECES[-1])] for row in range(2)]
-_WRONG = [33, 28, 41]
+_WRONG = [33, 28, 41]  # a draft that is rejected
 _SOURCES: Rows = [[30, 25, 30, 61, 1], [44, 61, 1]]  # for an encoder
 _PARENTS = [-1, 0, 0, -1]
 _PATHS = [[], [0], [0, 1], [0, 2], [3]]  # the nodes on the way to the row's end and to each node
-_NODES = [[24, 31, 47, 52], [66, 39, 21, 58]]
+_NODES = [[24, 31, 47, 52], [66, 39, 21, 58]]  # the drafts of each row's tree
 
 
 def takes(model: HfModel, argument: str) -> bool:
@@ -51,8 +51,8 @@ _known: dict[str, Exact | str] = {}
 
 
 def probe(model: HfModel, build: Callable[[HfModel, Exact], Network]) -> Exact:
-    """Return the kinds of pass in which the network that `build` makes of `model` gives the right logits. UserError if
-    there is none."""
+    """Return the kinds of pass in which the network that `build` makes of a small twin of `model` gives the right
+    logits. UserError if there is none."""
     reason = ""
     for narrow in (True, False):
         try:
@@ -90,7 +90,7 @@ def _tried(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Net
 
 
 def _with_limits(model: HfModel, small: HfModel, build: Callable[[HfModel, Exact], Network], exact: Exact) -> Exact:
-    """Return `exact` with the number of slots up to which masks give the right logits."""
+    """Return `exact` with the number of slots up to which masks give the right logits, or without masks."""
 
     def holds(start: int) -> bool:
         try:
@@ -140,7 +140,7 @@ def _in_pieces(model: HfModel, network: Network, rows: Rows) -> bool:
 
 @torch.inference_mode()
 def _with_masks(model: HfModel, network: Network, start: int) -> bool:
-    """Whether two rows, fed 1 and 3 tokens from `start`, and trees after them get the right logits."""
+    """Whether two rows, fed 1 and 3 tokens from `start` and then 1 each, and trees after them get the right logits."""
     cache, count, lengths = _cache(network, 2), len(_PARENTS), [start, start]
     trees = [DraftTree.of(nodes, _PARENTS) for nodes in _NODES]
     network.forward(torch.tensor(_ROWS)[:, :start], torch.arange(start).expand(2, -1), None, cache, 1)

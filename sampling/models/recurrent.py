@@ -228,7 +228,7 @@ def _hold_time_steps(module: HfModel) -> None:
 @torch.no_grad()
 def keep_states(model: HfModel, cache: RecurrentCache, run: Callable[[], Tensor]) -> None:
     """Make the recurrent layers of `model` read in steps. `run` runs a pass into `cache`: the layers that leave a state
-    there are recurrent. Its logits [B, keep, V] are not used."""
+    there are recurrent. Its result is not used."""
     if getattr(model, "_reads_in_steps", False):
         return
     innermost: dict[int, nn.Module] = {}  # by layer, the innermost module that leaves a state

@@ -1,5 +1,5 @@
-"""A target that runs in a server: each round's draft is scored by one request, from the server's log-probabilities of
-the prompt. Greedy only; no caches.
+"""A target that runs in a server: each round's draft is scored by one request (in llama-cpp-python sometimes by more),
+from the server's log-probabilities of the prompt. Greedy only; no caches.
 
 vLLM and SGLang take and give ids. llama-cpp-python takes and gives text; a text that it splits into other tokens than
 ours is refused. Logits are the server's log-probabilities where it gives them; the remaining probability is divided
@@ -74,7 +74,7 @@ class RemoteSession(Session):
         return [len(row) - 1 for row in rows]
 
     def score(self, rows: Rows, draft: Draft) -> Tensor:
-        """[1, N+1, V] by one request."""
+        """[1, N+1, V] by one call of the scorer."""
         drafted = draft.trees[0].tokens
         return torch.stack(list(map(self._logits, self._scorer([*rows[0], *drafted], len(drafted)))))[None]
 

@@ -171,7 +171,7 @@ class Spelling:
 class TranslatedLM(LM):
     """A causal model of another vocabulary in the target's ids. `size`: the number of the target's ids."""
 
-    reviews = False  # a draft's nodes are not its tokens
+    reviews = False  # a draft consists of the target's tokens, which are not this model's
 
     def __init__(self, lm: CausalLM, translation: Translation, size: int) -> None:
         self.lm, self.translation, self.vocab_size = lm, translation, size

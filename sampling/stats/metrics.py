@@ -1,10 +1,10 @@
 """Turns events into figures. Each has one meaning, the same in the console, the JSON, the benchmark and the docs.
 
 drafted D = accepted A + rejected R (at most one a round) + discarded (all others, counted as never
-examined). Every answer opens with a prefill round: its time is the time to first token, its token
-counts among the emitted ones, and neither enters a rate. The emitted tokens of a beam search are those of the best
-beam. Pure arithmetic over :mod:`sampling.events`; the record itself is :class:`sampling.stats.summary.Stats`. Knows no
-text, no tensors, no models and no clock.
+examined). Every answer opens with a round without a draft: its time and that of reading the prompt are the time to
+first token, its token counts among the emitted ones, and neither enters a rate. The emitted tokens of a beam search are
+those of the best beam. Pure arithmetic over :mod:`sampling.events`; the record itself is
+:class:`sampling.stats.summary.Stats`. Knows no text, no tensors, no models and no clock.
 """
 
 from collections import Counter, defaultdict

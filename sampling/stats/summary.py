@@ -41,7 +41,8 @@ class Stats:
     of them opening rounds yielded (1 for an answer that has begun), and rates leave those out.
     `predicted_ms`, `draft_ms`, `verify_ms`, `sample_ms`, `overhead_ms`, `calls`, `target_passes` and
     everything about drafts cover the rounds after the opening one. `prompt_ms` is the time of reading
-    the prompt, `ttft_ms` adds the rest of the opening round (None before the first token).
+    the prompt, the opening pass included, `ttft_ms` adds the rest of the opening round (None before the first token).
+    Of prompts answered together, all times but `ttft_ms` are one prompt's share.
     `accepted_at[j]` and `examined_at[j]` count drafts at depth j (0 = first after the prefix);
     `acceptance_histogram[a]` counts rounds that accepted a drafts, `draft_histogram[n]` those that drafted n nodes.
     `top2_gaps[i]` is the gap of the
@@ -51,10 +52,11 @@ class Stats:
     `calls` and `call_ms` are forward passes and milliseconds by model. `sources[i]` is (drafted, accepted) of what the
     drafter's i-th name proposed. Of a cascade, all levels together: `reviews` has (accepted, examined) of each
     reviewer. `beams` are those of a beam search, 0 for any other way of decoding.
-    `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts (None
-    before one was timed); `branched` counts the rounds that drafted a tree, not a chain.
+    `least_pass_ms` is the shortest target pass of a round without drafts, `least_wide_ms` of one with drafts or of a
+    beam search (None before one was timed, and for prompts answered together); `branched` counts the rounds that
+    drafted a tree, not a chain.
 
-    A server's answer comes in `pieces` of text (0 for a lane that decodes here), and `report` has the server's figures
+    A server's answer comes in `pieces` of text (0 for an answer decoded here), and `report` has the server's figures
     for it. `predicted_n` and `prompt_n` are the server's counts then; without its count of tokens `predicted_n` counts
     the pieces, and there is no rate.
     """
@@ -133,8 +135,8 @@ class Stats:
     def to_json(self) -> Json:
         """The figures under the names of `run --json`, in their order; times in milliseconds.
 
-        `reviews` is there only if something was reviewed, `openings` only where an answer (of another program) opens
-        with several tokens, `beams` only of a beam search, `pieces` and `report` only of a server.
+        `reviews` is there only if something was reviewed, `openings` only above 1, `beams` only of a beam search,
+        `pieces` and `report` only of a server.
         """
         figures: Json = {
             "stop_reason": self.stop_reason,

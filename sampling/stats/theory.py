@@ -32,7 +32,7 @@ def best_gamma(alpha: float, c: float, v: Callable[[int], float] | None = None, 
 
 
 def break_even(c: float, v: Callable[[int], float] | None = None, limit: int = 64) -> float | None:
-    """The least alpha from which on drafting loses nothing: the best gamma of 1…`limit` has a speed-up of 1 there.
+    """The least alpha from which on drafting loses nothing: the best gamma of 1…`limit` has a speed-up of at least 1.
 
     `v` as in :func:`best_gamma`. None where even certain acceptance does not pay. With v flat it is c itself, at
     gamma 1, where S = (1 + α) / (1 + c); a longer draft needs more.
@@ -62,7 +62,7 @@ def roofline(
         parameters: of the model.
         weight_bytes: of one parameter.
         bandwidth: bytes read a second.
-        flops: operations a second; None: never the slower.
+        flops: operations a second; None: computing is never the slower.
     """
     reading = parameters * weight_bytes / bandwidth
     each = 0.0 if flops is None else 2 * parameters / flops

@@ -72,8 +72,8 @@ class HostDistributions(Distributions):
         """Return the drafts that are drawn one after the other after a node (-1: the root), and the token drawn after
         them. `key`: the row's number and the position of the first draw.
 
-        If the kernels are loaded, one walk over the logits draws as far as it goes; near ties are left to the sampler.
-        Without them no drafts are passed.
+        If a compiled walk over the logits can draw as the sampler does, it goes down as far as it can; near ties are
+        left to the sampler. Otherwise no drafts are passed.
         """
         filters = self._filters
         if filters is None:

@@ -1,5 +1,5 @@
 """The facts of a position: gap, entropy, probabilities and ranks by the verifier's logits there, for figures, logs and
-displays. No decision depends on them. Knows logits; no drafts and no rules.
+displays; drafters may learn from the likeliest ids. No verdict depends on them. Knows logits; no drafts and no rules.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ LIKELIEST = 4  # ids of a position that are known without reading all its logits
 class PositionFacts:
     """The facts of the logits at one position.
 
-    `values`: the largest logits. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of` reads the logit of one id.
-    `likeliest`: a few ids, the likeliest first, with their probabilities in the distribution of the draw; [] if
-    unknown. LogitsError where the logits have NaN, +inf, or nothing but -inf.
+    `values`: the largest logits, in descending order. `mass`: Σ e^(logit − largest) at temperature 1. `logit_of` reads
+    the logit of one id. `likeliest`: a few ids, the likeliest first, with their probabilities in the distribution of
+    the draw; [] if unknown. LogitsError where the logits have NaN, +inf, or nothing but -inf.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
 """Figures of a round for display: temperature-1 probabilities of the examined drafts, the gap of the two best logits;
-and the alternatives at each position, with the trials that decided it. No decision depends on them.
+and the alternatives at each position, with the trials that decided it. No verdict depends on them.
 """
 
 from collections.abc import Mapping, Sequence

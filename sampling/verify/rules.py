@@ -10,8 +10,8 @@ and the child that is t is accepted; if they are drawn, each in its turn from a 
 becomes norm((p − q)⁺) with every rejected one (Miao et al., arXiv 2305.09781). The drafter determines the rule, never
 the draft.
 
-A model between drafter and target reviews chains (:func:`review`). It may be lenient, so that its tokens have another
-distribution than its own, which it returns (Chen et al., arXiv 2312.11462).
+A model between drafter and target reviews chains (:func:`review`). It may be lenient: then its tokens have another
+distribution than its own, and the review returns that one (Chen et al., arXiv 2312.11462).
 
 Blocks: a drawn chain may be verified as a whole (Sun et al., "Block Verification Accelerates Speculative Decoding",
 arXiv 2403.10444, algorithm 2). Exact, and on average it accepts at least as many tokens as token by token.
@@ -82,7 +82,7 @@ def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sa
     for row, (tree, (number, start)) in enumerate(zip(draft.trees, keys, strict=True)):
         path, node = list[int](), -1
         while True:
-            # the compiled walk ends at the first node of which no child is drawn; its Python twin takes one step
+            # a compiled walk passes the drafts that are drawn one after the other; without one, none are passed
             passed, token = distributions.descend(row, node, (number, start + len(path)))
             path += passed
             node = path[-1] if path else -1
@@ -99,15 +99,16 @@ def verify_points(draft: Draft, keys: Keys, distributions: HostDistributions, sa
 
 
 class Examined(NamedTuple):
-    """A rule's decisions at M places: the number of the accepted child (-1: none), the verifier's own token if no child
-    is accepted, and whether the decision is undefined."""
+    """A rule's decisions at M places, each a row and a node: which of the node's children is accepted, counted from 0
+    (-1: none), the verifier's own token if none is, and whether the decision is undefined (p(x)/q(x) is 0/0)."""
 
     child: Tensor  # [M]
     token: Tensor  # [M]
     undefined: Tensor  # [M] bool
 
 
-# Rows [M], the node examined in each [M] (-1: the root), keys [M, 3] (row number, position, the round's start).
+# Rows [M], in each the node whose children are examined [M] (-1: the root), keys [M, 3] (row number, position, the
+# round's start).
 Examine = Callable[[list[int], list[int], Tensor], Examined]
 
 
@@ -139,7 +140,7 @@ def descend(
 ) -> Decision:
     """Examine depth by depth until every row has ended; on an accelerator examine all places at once and walk down.
 
-    `going`: the rows to examine, None for all. ValueError for a draft that its own distribution gives no mass.
+    `going`: the rows to examine, None for all. ValueError where p(x)/q(x) is 0/0.
     """
     paths: Rows = [[] for _ in trees]
     tokens, active = [-1] * len(trees), list(range(len(trees)) if going is None else going)
@@ -174,7 +175,8 @@ def descend(
 
 
 def examine_points(p: Tensor, x: Tensor, keys: Tensor, sampler: Sampler, also: Tensor | None = None) -> Examined:
-    """Examine a point mass x [M], -1 = none, at each place: it is accepted if drawn from p [M, V], or by `also` [M]."""
+    """Examine a point mass x [M], -1 = none, at each place: it is accepted if drawn from p [M, V], or where `also` [M]
+    is true."""
     drawn = sampler.draw(p, keys[:, :2]).to(p.device)
     hit = (x == drawn) & (x >= 0)
     if also is not None:
@@ -264,7 +266,7 @@ def verify_typical(
 
 def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sampler: Sampler) -> Decision:
     """Verify a block (Sun et al., arXiv 2403.10444, algorithm 2): the drafts up to the last one whose coin accepts are
-    accepted. ValueError for a tree."""
+    accepted. ValueError for a tree, and where p(x)/q(x) is 0/0."""
     if not all(tree.is_chain for tree in draft.trees):
         raise ValueError("block verification judges chains; the draft is a tree")
     probs, count, lengths = distributions.all(), draft.width, [len(tree.tokens) for tree in draft.trees]
@@ -295,8 +297,7 @@ def verify_block(draft: Draft, keys: Keys, distributions: HostDistributions, sam
 
 
 def carried(probs: Tensor, q: Tensor, tokens: Tensor, present: Tensor) -> Tensor:
-    """Return rᵢ [B, N+1], after a chain's end its last one. NaN after a draft that its own distribution gives no
-    mass."""
+    """Return rᵢ [B, N+1], after a chain's end its last one. NaN after a draft whose p(x)/q(x) is 0/0."""
     at = tokens.clamp(min=0)[..., None]
     ratio = (probs[:, :-1].gather(2, at) / q.gather(2, at))[..., 0]
     r = [torch.ones_like(probs[:, 0, 0])]
@@ -350,11 +351,11 @@ def review(
     """Examine a chain before the target does: `lenience` λ ≥ 1 lets more pass.
 
     Arguments as for :func:`verify`; `sampler` is the drafters', `going` the rows to examine (None: all; the others' own
-    token is -1). Drawn drafts: x ~ q is accepted with
+    token is -1). m is the reviewer's distribution. Drawn drafts: x ~ q is accepted with
     probability min(1, λ·m(x)/q(x)), else the token is drawn from r = norm((m − q)⁺); the emitted token has the
     distribution q̃ = min(q, λm) + (1 − Σ min(q, λm))·r, a point mass d being q = 1[d]. Where the sampler's drafts are
     point masses (greedy, gumbel coupling) x is accepted if it is the reviewer's own token, or, for λ > 1, if m(x) >
-    q(x)/λ at temperature 1. Raises ValueError for a tree.
+    q(x)/λ at temperature 1. Raises ValueError for a tree, and where m(x)/q(x) is 0/0.
     """
     if not all(tree.is_chain for tree in draft.trees):
         raise ValueError("a review examines chains; the draft is a tree")
