@@ -298,7 +298,7 @@ class Engine:
         elif isinstance(drafter, nn.Module) and not isinstance(drafter, DraftHead):
             student = head_of(drafter, self.model)
         if not isinstance(student, DraftHead):
-            raise UserError(f"a GLIDE drafter is a student or its folder, got {shown(drafter)}")
+            raise UserError(f"a GLIDE drafter is a GlideLM, a module, a folder or a hub id, got {shown(drafter)}")
         if not isinstance(self._lm, CausalLM):
             raise UserError(f"a GLIDE drafter reads keys and values, and {self._lm.name} has none")
         offset = whole("glide_offset", self.glide_offset, 0, "a whole number, at least 0")

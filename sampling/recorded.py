@@ -61,7 +61,9 @@ def _split(
 ) -> Iterator[tuple[IdTuple, IdTuple]]:
     """Yield each row as (prompt, answer). `starts` and `prompt_tokens` as in :func:`read_answers`."""
     if starts is None and not prompt_tokens:
-        raise UserError(f"{file}: its rows hold prompts and answers together: tell the prompts, or their tokens")
+        raise UserError(
+            f"{file}: its rows hold prompts and answers together: say which prompts they begin with, or how many tokens those have"
+        )
     if starts is not None and prompt_tokens:
         raise UserError(
             f"{file}: the prompts tell their tokens: prompt_tokens must be 0 beside them, got {prompt_tokens}"
@@ -111,8 +113,7 @@ class RecordedAnswers:
 
     `header` may have `vocab_size`, `end_id`, `stop_ids`, `start_id`, `context`, `tokenizer` (its fingerprint),
     `settings` and `pass_seconds` (seconds of a pass over n tokens, by n). Only JSON lines have one; every file that is
-    read as an encoder-decoder model's has `start_id`. `unanswered` counts the prompts without an answer, but not those
-    of JSON lines.
+    read as an encoder-decoder model's has `start_id`. `unanswered` counts the prompts without an answer.
     """
 
     answers: tuple[RecordedAnswer, ...]
@@ -266,6 +267,7 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
     """Read JSON lines. A damaged last line was being written when the writer stopped: it is left out."""
     header: Json = {}
     answers: dict[IdTuple, RecordedAnswer] = {}
+    unanswered = set[IdTuple]()
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -277,9 +279,11 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
                 break
             raise
         if "prompt_ids" in entry and "answer_ids" in entry:
-            if entry["answer_ids"] != []:  # an empty answer was stopped before its first token
-                answer = _answer(file, number, entry)
-                answers[answer.prompt] = answer
+            if entry["answer_ids"] == []:  # stopped before its first token
+                unanswered.add(checked(file, number, "prompt_ids", entry["prompt_ids"]))
+                continue
+            answer = _answer(file, number, entry)
+            answers[answer.prompt] = answer
         elif "vocab_size" in entry or "pass_seconds" in entry:
             header |= _header(file, number, entry)
     if arch == "seq2seq" and start_id is not None:
@@ -287,7 +291,7 @@ def _lines(file: Path, text: str, arch: Arch | None, start_id: int | None) -> Re
     if arch is not None and (arch == "seq2seq") != ("start_id" in header):
         named = f"start_id {header['start_id']}" if "start_id" in header else "no start_id"
         raise UserError(f"{file}: its header has {named}, arch must be {'seq2seq' if arch == 'causal' else 'causal'}")
-    return RecordedAnswers(tuple(answers.values()), header)
+    return RecordedAnswers(tuple(answers.values()), header, unanswered=len(unanswered - answers.keys()))
 
 
 def _answer(file: Path, number: int, entry: Json) -> RecordedAnswer:

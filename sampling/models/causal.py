@@ -174,7 +174,7 @@ class CausalSession(Session):
         chains = all(tree.is_chain for tree in trees)
         level = len({*lengths}) == len({*map(len, feed)}) == len({*sizes}) == 1
         if chains and not level and (ragged := self.network.ragged) is not None:
-            return self._by_width(ragged, feed, trees, lengths)
+            return self._by_width(ragged, feed if ids is None else ids.tolist(), trees, lengths)
         if chains and level:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
         else:

@@ -60,6 +60,16 @@ def test_rounds_of_ragged_rows_move_nothing_and_give_each_rows_own_bits(model: A
             assert torch.equal(mine[row, :, :count], theirs[0, :, :count])
 
 
+def test_a_step_of_ragged_rows_feeds_the_tokens_given(model: Any) -> None:
+    rows, last = [tokens(3, 1), tokens(5, 2)], [tokens(1, 3)[0], tokens(1, 4)[0]]
+    session = CausalLM(FusedNetwork(model)).open(rows)
+    session.score(rows, Draft.empty(2))
+    found = session.step(torch.tensor(last))
+    for row, text in enumerate(rows):
+        alone = CausalLM(FusedNetwork(model)).open([text])
+        assert torch.equal(found[row], alone.score([[*text, last[row]]], Draft.empty(1))[0, -1])
+
+
 def test_prompts_of_a_batch_are_read_without_padding(model: Any, monkeypatch: Any) -> None:
     network, forward = FusedNetwork(model), FusedNetwork.forward
     fed: list[tuple[int, ...]] = []

@@ -201,6 +201,7 @@ def test_json_lines_with_events_between_them_are_read(tmp_path: Path) -> None:
     found = read_answers(written(tmp_path, text + '{"prompt_ids": [1], "answ'))  # stopped while it was written
     assert [(one.prompt, one.answer) for one in found.answers] == [((4, 5), (6, 7)), ((8,), (3,))]
     assert (found.header["vocab_size"], found.stop_ids, found.best, found.highest) == (50, {2, 7}, 2, 8)
+    assert found.unanswered == 1
     assert (found.pass_seconds, found.header["tokenizer"]) == ({1: 0.5, 4: 0.6}, "abc")
     only = read_answers(written(tmp_path, lines({"prompt_ids": [1], "answer_ids": [2]})))
     assert (only.answers[0].answer, only.header.get("vocab_size"), only.stop_ids, only.best) == (
