@@ -319,9 +319,10 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     """Compare an answer with plain decoding's; None without two answers that have tokens.
 
     If the lane's text must equal plain decoding's, a difference is an alarm, unless the target does not run in float32
-    and the gap there is within its rounding. A beam search looks for a better text than plain decoding's, so its
-    difference is not called another draw; a lossy lane is called lossy. If a lane was stopped, the common length is
-    compared; if a server gave an answer, whose ids are not this tokenizer's, the texts are compared.
+    and the gap there is within its rounding. A beam search looks for a better text than plain decoding's, and the
+    drafter alone is another model, so their differences are not called another draw; a lossy lane is called lossy. If a
+    lane was stopped, the common length is compared; if a server gave an answer, whose ids are not this tokenizer's, the
+    texts are compared.
     """
     if not plain.ids or not last.ids:
         return None
@@ -348,6 +349,8 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
         same = "another text, as beam search may find"
     elif lossy:
         same = f"differs from token {at + 1}"
+    elif last.method == "draft":
+        same = "another text, of another model"
     else:
         up_to = "" if precision == "float32" or invariant else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"

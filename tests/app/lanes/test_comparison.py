@@ -237,6 +237,11 @@ def test_a_lossy_lane_says_lossy_and_promises_nothing(
     assert verdict(stats(), stats(40.0, reason=reason), IDS, one, **how) == Comparison(f"lossy: {text}", "good")
 
 
+def test_the_drafter_alone_is_another_model() -> None:
+    found = verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, label="draft")
+    assert found == Comparison("draft: 2.00x faster, another text, of another model", "good")
+
+
 def test_a_lossy_lane_is_another_text_and_never_counts_as_equal() -> None:
     plain, lossy = Answer("ar", tuple(IDS), "", stats()), Answer("lossy", tuple(changed(3)), "", stats(), True)
     parted = parting(plain, lossy)
