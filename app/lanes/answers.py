@@ -254,17 +254,24 @@ def run_lane(
     return Answer(lane.name, tuple(ids), decode(ids), meter.stats, may_differ(lane), terms or Terms())
 
 
+def _parts(plain: Answer, other: Answer) -> tuple[Sequence[int] | str, Sequence[int] | str]:
+    """Return what is compared of two answers: the ids, or the texts if a server, whose ids are others, gave one."""
+    served = plain.stats.served or other.stats.served
+    return (plain.text, other.text) if served else (plain.ids, other.ids)
+
+
 def agrees(plain: Answer, other: Answer) -> bool | None:
-    """Return whether `other` has the ids of plain decoding; None if it may rightly differ, or if that is not known.
+    """Return whether `other` has the ids of plain decoding (the text, beside a server's answer); None if it may rightly
+    differ, or if that is not known.
 
     If an answer was interrupted, a difference in the common part gives False, an equal common part None.
     """
     if other.may_differ:
         return None
-    at = difference(plain.ids, other.ids)
+    parts = _parts(plain, other)
     if plain.interrupted or other.interrupted:
-        return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
-    return at is None
+        return None if difference(*parts, prefix=True) is None else False
+    return difference(*parts) is None
 
 
 PartingKind = Literal["near tie", "beyond", "other draw", "other text"]
@@ -333,8 +340,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     speed, style = speed_of(plain.stats, last.stats)
     speed += " (simulated)" if speed and is_simulated(last.method) else ""
     ending = ", stopped" if stopped else ""
-    texts = (plain.text, last.text) if served else (plain.ids, last.ids)
-    if (at := difference(*texts, prefix=stopped)) is None:
+    if (at := difference(*_parts(plain, last), prefix=stopped)) is None:
         same = "same output so far" if stopped else "same output this time" if lossy else "same output"
         if invariant and not last.may_differ:
             same = BY_CONSTRUCTION
@@ -359,7 +365,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 def compared(answers: Sequence[Answer]) -> Json:
     """Return `speedup` (the last lane's rate over the baseline's), `disturbed` (whether that timing was; `speedup` is
-    then None) and `same_output` (whether every lane whose ids must equal the baseline's has them)."""
+    then None) and `same_output` (whether every lane that must equal the baseline does)."""
     plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}
