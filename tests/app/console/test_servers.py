@@ -160,6 +160,7 @@ def test_a_saved_chat_goes_on_with_another_server(catalogue: Path, servers: Any,
 def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
     pair = choose_pair(ModelOptions(target="http://127.0.0.1:8000/v1", model="m"))
     assert (pair.target.url, pair.target.model, pair.defaults["compare"]) == ("http://127.0.0.1:8000/v1", "m", "server")
+    assert pair.defaults == choose_pair(ModelOptions(target="org/name")).defaults | {"compare": "server"}
     with pytest.raises(UsageError, match="--model is a server"):
         choose_pair(ModelOptions(model="m"))
 
