@@ -1,5 +1,6 @@
 """A recorded session is shown again without any model, exactly as it was: texts, frames at every event, traces."""
 
+import errno
 import io
 import json
 import math
@@ -336,6 +337,17 @@ def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
     refused(opened, tmp_path / "a.jsonl", kind=UsageError, match="another run is writing to it")
     first.close()
     opened(tmp_path / "a.jsonl").close()
+
+
+def test_a_half_line_is_dropped_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    file, whole = tmp_path / "a.jsonl", b'{"kind":"recording","version":1}\n'
+    file.write_bytes(whole + b'{"kind":"ans')
+    opened(file).close()
+    assert file.read_bytes() == whole
 
 
 def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path: Path) -> None:
