@@ -343,7 +343,7 @@ def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
         monkeypatch.undo()
 
     ran = run_lines(catalogue, "one", arm, "x" * 300, disarm, "two")
-    assert "stopped before the first token: the conversation is unchanged" in ran.after("x" * 300)
+    assert "no token came: the conversation is unchanged" in ran.after("x" * 300)
     assert ran.reader.defaults[-2] == "x" * 300
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 
