@@ -281,6 +281,17 @@ def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalog
     assert len(ran.state.chat.turns) == 1
 
 
+def test_what_is_called_off_while_loading_is_told_as_it_is(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(spec: Any, options: Any, progress: Any) -> None:
+        while True:
+            progress("waiting")
+
+    monkeypatch.setattr("app.console.state.watch", lambda *_, **more: False)
+    ran = run_lines(catalogue, "one", "x" * 1001, "/drafter ngram", loader=endless)
+    assert ran.errors == ["error: nothing was done: loading continues"] * 3
+    assert ran.reader.defaults == ["", "one", "", ""]  # neither a command nor what would fill the screen comes back
+
+
 def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
     catalogue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
