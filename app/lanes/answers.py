@@ -34,6 +34,8 @@ RULES: dict[LaneRule, str] = {
     "typical": f"lossy: a draft x is accepted if p(x) > min({EPSILON:g}, {DELTA:g} exp(-H)), H the entropy of p",
 }
 
+# The rule "ratio" under `verify block` (sampling/verify/rules.py).
+BLOCK_RULE = "block: of a chain drawn from q the longest part is accepted whose coin accepts it, by p/q along the chain"
 OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
 # By number format, as measured on the default target and rounded up: the largest difference between a token's logits in
@@ -58,6 +60,12 @@ def rule_of(lane: "Lane | LaneRecord") -> LaneRule:
     if not lane.drawn_drafts or settings.draft_sampling == "greedy":
         return "match"
     return "coupled" if settings.coupling == "gumbel" else "ratio"
+
+
+def rule_text(lane: "Lane | LaneRecord") -> str:
+    """Return the rule in words."""
+    rule = rule_of(lane)
+    return BLOCK_RULE if rule == "ratio" and lane.settings.verify == "block" else RULES[rule]
 
 
 def may_differ(lane: "Lane | LaneRecord") -> bool:

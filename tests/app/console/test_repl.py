@@ -269,6 +269,11 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     assert "(still tiny)" in ran.after(lines[0])
 
 
+def test_a_trace_names_the_rule_of_blocks(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/trace", settings={"temperature": 0.8, "verify": "block"})
+    assert [words in ran.after("/trace") for words in ("block: of a chain drawn from q", "min(1,")] == [True, False]
+
+
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
     def loader(spec: Any, options: Any, progress: Any) -> Any:
         return failing() if spec.name == "tiny" else load_engine(spec, options, progress)
