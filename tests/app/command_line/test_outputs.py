@@ -156,8 +156,7 @@ def test_every_option_that_takes_a_path_is_known_as_one_that_writes_or_reads() -
     "name", [name for name in sorted({*FILES, *FOLDERS, *READ} - {"distill --data"}) if re.match("[a-z]+ --", name)]
 )
 def test_a_path_behind_an_equals_sign_may_begin_with_the_home_folder(name: str) -> None:
-    """There a shell leaves the tilde to the program."""
-    command, flag = name.split(" --")
+    command, flag = name.split(" --")  # a shell leaves that tilde to the program
     assert getattr(arguments(OWN_FIELDS[command], {flag: "~/x"}), flag) == Path.home() / "x"
 
 

@@ -240,7 +240,6 @@ def test_a_lossy_lane_says_lossy_and_promises_nothing(
 
 @pytest.mark.parametrize(("text", "same"), [("the text", True), ("another", False)])
 def test_an_answer_is_compared_with_a_servers_by_its_text(text: str, same: bool) -> None:
-    """The ids of a server's pieces are not the tokenizer's."""
     plain = Answer("server", (7, 8), "the text", replace(stats(n=2), pieces=2), may_differ=True)
     answers = [plain, Answer("spec", tuple(IDS), text, stats())]
     assert compared(answers)["same_output"] is same
