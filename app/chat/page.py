@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.lanes.answers import RULES, comparisons_of, rule_of, shown_settings
+from app.lanes.answers import comparisons_of, rule_of, rule_text, shown_settings
 from app.screen.inspection import LISTED, Candidates, Refused, SaidToken, decided, fixed_by
 from app.screen.live import Track, explained_track, phases, rounds_of, tokens_of
 from app.screen.palette import TINTS, Look
@@ -199,7 +199,7 @@ def _lane(track: Track, texts: dict[str, int]) -> Json:
     return {
         "name": lane.name,
         "title": title_of(lane),
-        "rule": RULES[rule],
+        "rule": rule_text(lane),
         "figures": rounds_of(track, _LOOK).labels()[1:] if lane.terms.drafts and lane.beams is None else [],
         "sources": lane.terms.sources,
         "stats": track.answer().stats.to_json(),

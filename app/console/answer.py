@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.objects import Json
 
 FIRST = "decoding, to be shown slowly"
-UNANSWERED = "stopped before the first token: the conversation is unchanged"
+UNANSWERED = "no token came: the conversation is unchanged"
 
 
 def answer(plan: Plan, state: ConsoleState) -> bool:

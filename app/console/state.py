@@ -337,7 +337,7 @@ class ConsoleState(Surface):
         self.collect()
         if (job := self.pairs.job) is not None:
             if not watch(job, self.pairs.name, self.out, self.stop, live=self.live, hint="Ctrl-C: back to the prompt"):
-                raise UserError("not sent: loading continues, the message is back in the input line")
+                raise UserError("nothing was done: loading continues")
             self.collect()
         if self.pairs.engine is None:
             raise UserError(f"no model is loaded: /pair NAME loads one of {', '.join(self.pair_names())}")

@@ -34,6 +34,8 @@ RULES: dict[LaneRule, str] = {
     "typical": f"lossy: a draft x is accepted if p(x) > min({EPSILON:g}, {DELTA:g} exp(-H)), H the entropy of p",
 }
 
+# The rule "ratio" under `verify block` (sampling/verify/rules.py).
+BLOCK_RULE = "block: of a chain drawn from q the longest part is accepted whose coin accepts it, by p/q along the chain"
 OTHER_TEXT = ("draft", "beam", LOSSY)  # lanes that do not decode as the target alone does
 NEAR_TIE = 1e-3  # logit gap under which two tokens are tied in float32
 # By number format, as measured on the default target and rounded up: the largest difference between a token's logits in
@@ -58,6 +60,12 @@ def rule_of(lane: "Lane | LaneRecord") -> LaneRule:
     if not lane.drawn_drafts or settings.draft_sampling == "greedy":
         return "match"
     return "coupled" if settings.coupling == "gumbel" else "ratio"
+
+
+def rule_text(lane: "Lane | LaneRecord") -> str:
+    """Return the rule in words."""
+    rule = rule_of(lane)
+    return BLOCK_RULE if rule == "ratio" and lane.settings.verify == "block" else RULES[rule]
 
 
 def may_differ(lane: "Lane | LaneRecord") -> bool:
@@ -254,17 +262,24 @@ def run_lane(
     return Answer(lane.name, tuple(ids), decode(ids), meter.stats, may_differ(lane), terms or Terms())
 
 
+def _parts(plain: Answer, other: Answer) -> tuple[Sequence[int] | str, Sequence[int] | str]:
+    """Return what is compared of two answers: the ids, or the texts if a server, whose ids are others, gave one."""
+    served = plain.stats.served or other.stats.served
+    return (plain.text, other.text) if served else (plain.ids, other.ids)
+
+
 def agrees(plain: Answer, other: Answer) -> bool | None:
-    """Return whether `other` has the ids of plain decoding; None if it may rightly differ, or if that is not known.
+    """Return whether `other` has the ids of plain decoding (the text, beside a server's answer); None if it may rightly
+    differ, or if that is not known.
 
     If an answer was interrupted, a difference in the common part gives False, an equal common part None.
     """
     if other.may_differ:
         return None
-    at = difference(plain.ids, other.ids)
+    parts = _parts(plain, other)
     if plain.interrupted or other.interrupted:
-        return False if at is not None and at < min(len(plain.ids), len(other.ids)) else None
-    return at is None
+        return None if difference(*parts, prefix=True) is None else False
+    return difference(*parts) is None
 
 
 PartingKind = Literal["near tie", "beyond", "other draw", "other text"]
@@ -319,9 +334,10 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     """Compare an answer with plain decoding's; None without two answers that have tokens.
 
     If the lane's text must equal plain decoding's, a difference is an alarm, unless the target does not run in float32
-    and the gap there is within its rounding. A beam search looks for a better text than plain decoding's, so its
-    difference is not called another draw; a lossy lane is called lossy. If a lane was stopped, the common length is
-    compared; if a server gave an answer, whose ids are not this tokenizer's, the texts are compared.
+    and the gap there is within its rounding. A beam search looks for a better text than plain decoding's, and the
+    drafter alone is another model, so their differences are not called another draw; a lossy lane is called lossy. If a
+    lane was stopped, the common length is compared; if a server gave an answer, whose ids are not this tokenizer's, the
+    texts are compared.
     """
     if not plain.ids or not last.ids:
         return None
@@ -332,8 +348,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
     speed, style = speed_of(plain.stats, last.stats)
     speed += " (simulated)" if speed and is_simulated(last.method) else ""
     ending = ", stopped" if stopped else ""
-    texts = (plain.text, last.text) if served else (plain.ids, last.ids)
-    if (at := difference(*texts, prefix=stopped)) is None:
+    if (at := difference(*_parts(plain, last), prefix=stopped)) is None:
         same = "same output so far" if stopped else "same output this time" if lossy else "same output"
         if invariant and not last.may_differ:
             same = BY_CONSTRUCTION
@@ -348,6 +363,8 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
         same = "another text, as beam search may find"
     elif lossy:
         same = f"differs from token {at + 1}"
+    elif last.method == "draft":
+        same = "another text, of another model"
     else:
         up_to = "" if precision == "float32" or invariant else f" up to {precision} rounding"
         same = f"same distribution{up_to}, different draw"
@@ -356,7 +373,7 @@ def compare(plain: Answer, last: Answer) -> Comparison | None:
 
 def compared(answers: Sequence[Answer]) -> Json:
     """Return `speedup` (the last lane's rate over the baseline's), `disturbed` (whether that timing was; `speedup` is
-    then None) and `same_output` (whether every lane whose ids must equal the baseline's has them)."""
+    then None) and `same_output` (whether every lane that must equal the baseline does)."""
     plain, last = baseline(answers), answers[-1]
     if plain is None or len(answers) < 2:
         return {"speedup": None, "disturbed": False, "same_output": None}

@@ -24,6 +24,7 @@ from utils.catalogue.specs import (
 )
 from utils.errors import UsageError, UserError, did_you_mean
 from utils.loading.loaded import LoadedPair, LoadOptions
+from utils.objects import Json
 from utils.processes import this_process
 from utils.progress import Progress
 from utils.remote.server import is_url
@@ -55,9 +56,9 @@ def catalogue(options: ModelOptions) -> Catalogue:
 def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     """Return the pair called `name` (else --pair, else the catalogue's default) with --target, --drafter, --tables.
 
-    A --target without --pair takes no model and, unless it is a server, no setting from the default pair: it gets the
-    catalogue's settings for every pair, and the n-gram drafter unless --drafter names one. The options do not change a
-    pair chosen by `name` (/pair).
+    A --target without --pair takes no model and no setting from the default pair: it gets the catalogue's settings for
+    every pair, and the n-gram drafter unless --drafter names one. The options do not change a pair chosen by `name`
+    (/pair).
     """
     known = catalogue(options)
     if name is not None:
@@ -70,7 +71,7 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     if options.target is not None:
         target = spec_from_argument(options.target)
         if target.url is not None:
-            pair = _served(pair, target.url, options)
+            pair = _served(pair, target.url, options, known.defaults)
         elif options.pair is not None:
             pair = pair.model_copy(update={"target": target})
         else:
@@ -84,22 +85,18 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
     return pair
 
 
-def _served(pair: PairSpec, url: str, options: ModelOptions) -> PairSpec:
-    """Return the pair of a server. With --pair it has that pair's drafter and tokenizer, but no draft head, since a
-    head reads the target's states.
+def _served(pair: PairSpec, url: str, options: ModelOptions, defaults: Json) -> PairSpec:
+    """Return the pair of a server. With --pair it has that pair's settings, drafter and tokenizer, but no draft head,
+    since a head reads the target's states; else `defaults`.
     """
     own = None if options.pair is None else pair.target
     tokenizer = own if options.tokenizer is None else spec_from_argument(options.tokenizer)
     target = ModelSpec(url=url, model=options.model, tokenizer=tokenizer)
-    changes: dict[str, Any] = {"target": target}
     if options.pair is None:
-        changes |= {
-            **{"name": target.name, "drafter": "ngram", "students": {}, "notes": ""},
-            **dict.fromkeys(("beside", "tables", "cascade", "k_matrix", "lenience", "template")),
-        }
-    if options.pair is None or head_kind_of(pair.drafter) is not None:
-        word = pair.drafter if isinstance(pair.drafter, str) and options.pair is not None else ""
-        changes |= {"drafter": word.rpartition("+")[0] or "ngram", "method": "spec"}
+        pair = PairSpec(name=target.name, target=target, defaults=defaults)
+    changes: dict[str, Any] = {"target": target}
+    if head_kind_of(pair.drafter) is not None:
+        changes |= {"drafter": str(pair.drafter).rpartition("+")[0] or "ngram", "method": "spec"}
     changed = pair.model_copy(update=changes)
     return changed.model_copy(update={"defaults": {**pair.defaults, **changed.presets}})
 

@@ -441,10 +441,11 @@ def opened(path: Path) -> IO[bytes]:
     try:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        drop_half_line(path)
     except BlockingIOError:
         file.close()
         raise UsageError(f"cannot log to {path}: another run is writing to it") from None
     except OSError:  # a file system without locks
-        return file
+        pass
+    with suppress(OSError):
+        drop_half_line(path)
     return file

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 
-from app.lanes.answers import Answer, comparisons_of, may_differ, other_processors, plain_answer, rule_of
+from app.lanes.answers import Answer, comparisons_of, may_differ, other_processors, plain_answer, rule_of, rule_text
 from app.lanes.costs import LaneRecord, kept, record_of, seen_before
 from app.lanes.race import timed
 from app.screen.inspection import SaidToken, TokenReader
@@ -362,6 +362,7 @@ def rounds_of(track: Track, look: Look, *, upcoming: Sequence[Step] = ()) -> Tra
         look,
         lane.terms.sources,
         rule=rule_of(lane),
+        words=rule_text(lane),
         exact=not other_processors(lane.settings, "penalty_window"),
     )
 

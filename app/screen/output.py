@@ -65,8 +65,8 @@ def load_engine(
 
 @contextmanager
 def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool] = never) -> Iterator[Progress]:
-    """Yield a progress that shows long work in one line on a terminal; elsewhere it names a stage once, if the stage's
-    first report has a fraction.
+    """Yield a progress that shows long work in one line on a terminal; elsewhere it names a stage once, if one of its
+    reports has a fraction.
 
     The name of a stage is its text up to the first comma.
     """
@@ -74,13 +74,10 @@ def load_progress(stream: IO[str], *, quiet: bool, cancelled: Callable[[], bool]
 
     def show(stage: str, fraction: float | None) -> None:
         nonlocal shown
-        if quiet:
-            return
         name = stage.partition(",")[0]
-        if live:
-            stream.write(f"\r\x1b[K{visible(stage)}{remaining.text(name, fraction)}")
-        elif fraction is not None and name != shown:
-            stream.write(f"{visible(name)}\n")
+        if quiet or (not live and (fraction is None or name == shown)):
+            return
+        stream.write(f"\r\x1b[K{visible(stage)}{remaining.text(name, fraction)}" if live else f"{visible(name)}\n")
         stream.flush()
         shown = name
 

@@ -184,5 +184,5 @@ def precise(value: float, more: int = 0) -> str:
 
 def in_short(number: float) -> str:
     """Return a large number in three digits and a unit: 1.54B."""
-    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
-    return next((f"{number / size:.3g}{unit}" for size, unit in units if number >= size), f"{number:.0f}")
+    units, rounded = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")), float(f"{number:.3g}")
+    return next((f"{rounded / size:.3g}{unit}" for size, unit in units if rounded >= size), f"{number:.0f}")

@@ -147,9 +147,9 @@ _UNKNOWN: dict[int, Json] = {
 class Trace(Drawn):
     """The rounds of an answer.
 
-    `steps`: one row's rounds from its prefill on. `names`: the names of the drafter's sources. `exact`: the rule
-    compared p and q at temperature 1 (no filter); otherwise the chance is approximate, unless the rounds recorded the
-    probabilities compared.
+    `steps`: one row's rounds from its prefill on. `names`: the names of the drafter's sources. `words`: the rule in
+    words, if they are not those of `RULES`. `exact`: the rule compared p and q at temperature 1 (no filter); otherwise
+    the chance is approximate, unless the rounds recorded the probabilities compared.
     """
 
     def __init__(
@@ -160,10 +160,11 @@ class Trace(Drawn):
         names: Sequence[str] = (),
         *,
         rule: LaneRule = "argmax",
+        words: str = "",
         exact: bool = False,
     ) -> None:
         self.steps, self.look, self.names = list(steps), look, tuple(names)
-        self.rule, self.exact = rule, exact
+        self.rule, self.exact, self._words = rule, exact, words or RULES[rule]
         self._decode = decode
         self._reviewed = any(step.inner for step in self.steps)
         # A draft's number, text, figures, fate and source take one row, if the screen is wide enough.
@@ -237,7 +238,7 @@ class Trace(Drawn):
         if any(step.discarded for step in self.steps):
             compared += "; (not examined: at temperature 1)"
         return [
-            RULES[self.rule],
+            self._words,
             *(["reviews inside may be lenient: only the target's decides the text"] if self._reviewed else []),
             compared if self._compared else f"q(x), p(x) at temperature 1{near}",
             *([f"drafts by {self.names[0]}"] if len(self.names) == 1 else []),

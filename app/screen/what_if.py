@@ -3,10 +3,10 @@ its position (sampling/events.py: Position), without running a model.
 
 All results are (lower, upper) bounds, which are equal where the numbers determine the value. log Σ p^β is a convex
 function of β = 1/T. Between two recorded values of β it lies below the chord that joins them and above the extensions
-of the neighbouring chords. Above the largest recorded β (temperatures below 0.25) the upper value is the extension of
-the last chord, which is an estimate and no bound. The named tokens, those that the position lists, begin with the
-likeliest ones, ranks 1 to n without a gap (`_head`); a token that is not named is no likelier than the last of these.
-Knows no models and no screen.
+of the neighbouring chords. Above the largest recorded β (temperatures below 0.25) it lies above the extension of the
+last chord, and since the norm (Σ p^β)^(1/β) falls with β, below β times its last recorded logarithm. The named tokens,
+those that the position lists, begin with the likeliest ones, ranks 1 to n without a gap (`_head`); a token that is not
+named is no likelier than the last of these. Knows no models and no screen.
 """
 
 import math
@@ -48,7 +48,9 @@ def target_rest_bounds(sums: Sequence[float], beta: float) -> Bounds:
         (x0, y0), (x1, y1) = points[at : at + 2]
         return y0 + (y1 - y0) * (beta - x0) / (x1 - x0)
 
-    below = max(at for at, (kept, _) in enumerate(points[:-1]) if kept < beta)
+    below = max(at for at, (kept, _) in enumerate(points) if kept < beta)
+    if below == len(points) - 1:
+        return line(below - 1), sums[-1] * beta / INVERSE_TEMPERATURES[-1]
     return max(line(at) for at in (below - 1, below + 1) if 0 <= at < len(points) - 1), line(below)
 
 

@@ -47,7 +47,8 @@ BEAM = "Beam search"
 
 FORMS = "grammar", "json_schema", "regex"  # settings that give the answer a form
 
-FILES = ("prompts", "out", "report", "from", "ids", "features", "start")  # flags whose values become paths
+# Flags whose values become paths.
+FILES = ("prompts", "out", "report", "from", "ids", "features", "start", "page")
 
 
 @dataclass(frozen=True)

@@ -232,8 +232,10 @@ def test_progress_and_its_stages(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for stream in (io.StringIO(), ATerminal()):
         with load_progress(stream, quiet=False) as progress:
-            progress(f"reading {EVIL}", 0.5)
+            for fraction in (None, 0.5, None, 0.6):
+                progress(f"reading {EVIL}", fraction)
         inert(stream.getvalue().replace("\r\x1b[K", ""))
+        assert isinstance(stream, ATerminal) or stream.getvalue() == f"reading {SHOWN}\n"
 
 
 @pytest.mark.parametrize("draw", [str, lambda text: __import__("rich.text").text.Text(text)])

@@ -258,7 +258,10 @@ def test_answers_are_numbered_and_only_sources_that_accepted_are_in_the_legend(t
         for word in (
             "tables",
             "match",
-            "recalled",
+            "an earlier answer",
+            "the target held likely after the same tokens earlier in this answer",
+            "only a lossy one does not",
+            "the same logits, bit for bit",
             "feature",
             "plain",
             "said",

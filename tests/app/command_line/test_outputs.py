@@ -18,7 +18,7 @@ from app.command_line.arguments import COMMANDS, OWN_FIELDS
 from app.command_line.main import main
 from app.command_line.reference import main as reference
 from app.console.slash_commands import TABLE
-from app.settings.table import FIELDS, Field
+from app.settings.table import FIELDS, Field, arguments
 from tests.support.places import Device, largest_file, read_only
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair, tiny_pair, write_prompts
@@ -150,6 +150,14 @@ def test_every_option_that_takes_a_path_is_known_as_one_that_writes_or_reads() -
     assert len(found) == len(set(found))
     assert set(found) == {*FILES, *FOLDERS, *READ}
     assert len(found) == len(FILES) + len(FOLDERS) + len(READ)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in sorted({*FILES, *FOLDERS, *READ} - {"distill --data"}) if re.match("[a-z]+ --", name)]
+)
+def test_a_path_behind_an_equals_sign_may_begin_with_the_home_folder(name: str) -> None:
+    command, flag = name.split(" --")  # a shell leaves that tilde to the program
+    assert getattr(arguments(OWN_FIELDS[command], {flag: "~/x"}), flag) == Path.home() / "x"
 
 
 # -- trying them ----------------------------------------------------------------------------------

@@ -269,6 +269,11 @@ def test_a_drafter_that_cannot_run_is_refused(catalogue: Path) -> None:
     assert "(still tiny)" in ran.after(lines[0])
 
 
+def test_a_trace_names_the_rule_of_blocks(catalogue: Path) -> None:
+    ran = run_lines(catalogue, "one", "/trace", settings={"temperature": 0.8, "verify": "block"})
+    assert [words in ran.after("/trace") for words in ("block: of a chain drawn from q", "min(1,")] == [True, False]
+
+
 def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalogue: Path) -> None:
     def loader(spec: Any, options: Any, progress: Any) -> Any:
         return failing() if spec.name == "tiny" else load_engine(spec, options, progress)
@@ -279,6 +284,17 @@ def test_a_failing_first_load_is_one_line_and_another_pair_can_be_loaded(catalog
     assert "no model is loaded: /pair NAME loads one of tiny, tiny-ngram" in first.replace("\n", " ")
     assert ran.reader.defaults[1] == "one"
     assert len(ran.state.chat.turns) == 1
+
+
+def test_what_is_called_off_while_loading_is_told_as_it_is(catalogue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(spec: Any, options: Any, progress: Any) -> None:
+        while True:
+            progress("waiting")
+
+    monkeypatch.setattr("app.console.state.watch", lambda *_, **more: False)
+    ran = run_lines(catalogue, "one", "x" * 1001, "/drafter ngram", loader=endless)
+    assert ran.errors == ["error: nothing was done: loading continues"] * 3
+    assert ran.reader.defaults == ["", "one", "", ""]  # neither a command nor what would fill the screen comes back
 
 
 def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
@@ -343,7 +359,7 @@ def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
         monkeypatch.undo()
 
     ran = run_lines(catalogue, "one", arm, "x" * 300, disarm, "two")
-    assert "stopped before the first token: the conversation is unchanged" in ran.after("x" * 300)
+    assert "no token came: the conversation is unchanged" in ran.after("x" * 300)
     assert ran.reader.defaults[-2] == "x" * 300
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]
 

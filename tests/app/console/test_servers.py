@@ -19,7 +19,9 @@ from utils.errors import UsageError
 def echo(reply: Reply, body: dict[str, Any]) -> None:
     """Says how many messages there are and what the last one was; breaks off in mid answer if it was `cut`."""
     last = body["messages"][-1]["content"]
-    if last == "refuse":
+    if last == "nothing":
+        reply.events(said())
+    elif last == "refuse":
         reply.json({"error": {"message": "not that"}}, 400)
     elif last == "cut":
         reply.events([chunk("so "), chunk("far")], done=False)
@@ -104,9 +106,10 @@ def test_a_server_beside_the_local_pair(catalogue: Path, servers: Any) -> None:
 
 
 def test_an_answer_that_breaks_off_stays_with_the_reason(catalogue: Path, servers: Any) -> None:
-    ran = run(catalogue, "cut", "next")
+    ran = run(catalogue, "cut", "next", "nothing")
     assert f"stopped at 2 pieces: {servers[0].address} closed the connection" in ran.after("cut")
     assert "- tok/s" in ran.after("cut")
+    assert "no token came: the conversation is unchanged" in ran.after("nothing")
     assert [turn.text for turn in ran.state.chat.turns] == ["so far", "3: next"]
 
 
@@ -160,6 +163,7 @@ def test_a_saved_chat_goes_on_with_another_server(catalogue: Path, servers: Any,
 def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
     pair = choose_pair(ModelOptions(target="http://127.0.0.1:8000/v1", model="m"))
     assert (pair.target.url, pair.target.model, pair.defaults["compare"]) == ("http://127.0.0.1:8000/v1", "m", "server")
+    assert pair.defaults == choose_pair(ModelOptions(target="org/name")).defaults | {"compare": "server"}
     with pytest.raises(UsageError, match="--model is a server"):
         choose_pair(ModelOptions(model="m"))
 

@@ -69,7 +69,7 @@ def test_ctrl_c_while_loading_keeps_the_message_and_loading_goes_on(chat: Termin
     chat.wait("›", 30)
     chat.enter("What is a river?", until="Ctrl-C: back to the prompt", seconds=30)
     chat.interrupt()
-    chat.wait("not sent: loading continues", 30)
+    chat.wait("nothing was done: loading continues", 30)
     chat.wait(lambda: chat.at_prompt and "What is a river?" in chat.lines[chat.screen.cursor.y], 30)
     chat.type("\x03", until="SmolLM2-135M-Instruct", seconds=READY)
 

@@ -1,5 +1,6 @@
 """The verdict says what is true: faster or slower, the same or not, and where."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,19 @@ def test_a_lossy_lane_says_lossy_and_promises_nothing(
 ) -> None:
     how: Any = {"may_differ": True, "label": "lossy", "precision": precision, "invariant": invariant}
     assert verdict(stats(), stats(40.0, reason=reason), IDS, one, **how) == Comparison(f"lossy: {text}", "good")
+
+
+@pytest.mark.parametrize(("text", "same"), [("the text", True), ("another", False)])
+def test_an_answer_is_compared_with_a_servers_by_its_text(text: str, same: bool) -> None:
+    plain = Answer("server", (7, 8), "the text", replace(stats(n=2), pieces=2), may_differ=True)
+    answers = [plain, Answer("spec", tuple(IDS), text, stats())]
+    assert compared(answers)["same_output"] is same
+    assert ("same output" in comparisons_of(answers)[0].text) == same
+
+
+def test_the_drafter_alone_is_another_model() -> None:
+    found = verdict(stats(), stats(40.0), IDS, changed(3), may_differ=True, label="draft")
+    assert found == Comparison("draft: 2.00x faster, another text, of another model", "good")
 
 
 def test_a_lossy_lane_is_another_text_and_never_counts_as_equal() -> None:

@@ -338,6 +338,17 @@ def test_two_runs_do_not_record_to_one_file(tmp_path: Path) -> None:
     opened(tmp_path / "a.jsonl").close()
 
 
+def test_a_half_line_is_dropped_where_there_are_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError("No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    file, whole = tmp_path / "a.jsonl", b'{"kind":"recording","version":1}\n'
+    file.write_bytes(whole + b'{"kind":"ans')
+    opened(file).close()
+    assert file.read_bytes() == whole
+
+
 def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path: Path) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.cells import cell_len
 
-from app.screen.rows import wrap
+from app.screen.rows import in_short, wrap
 from utils.visible import visible
 
 texts = st.text(
@@ -37,6 +37,14 @@ texts = st.text(
 )
 def test_wrapping(text: str, width: int, lines: list[str]) -> None:
     assert ["".join(part for part, _ in line) for line in wrap([(text, "plain")], width)] == lines
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.4, "0"), (999.4, "999"), (999.7, "1K"), (1536, "1.54K"), (999_600_000, "1B"), (1_543_714_304, "1.54B")],
+)
+def test_a_large_number_is_rounded_before_it_gets_its_unit(number: float, text: str) -> None:
+    assert in_short(number) == text
 
 
 def test_a_style_goes_on_over_the_end_of_a_line() -> None:

@@ -21,7 +21,7 @@ from utils.logits_processors import LogitsProcessor
 V = 400
 shapes = st.builds(
     Shape,
-    st.sampled_from([0.0, 0.25, 0.4, 0.5, 2 / 3, 0.8, 1.0, 1.1, 4 / 3, 1.7, 2.0, 3.0]),
+    st.sampled_from([0.0, 0.02, 0.1, 0.2, 0.25, 0.4, 0.5, 2 / 3, 0.8, 1.0, 1.1, 4 / 3, 1.7, 2.0, 3.0]),
     st.sampled_from([0, 1, 3, 19, 20, 21, 60, V]),
     st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.1]),
     st.sampled_from([0.0, 0.01, 0.1, 0.5]),
@@ -162,9 +162,10 @@ def test_a_file_with_fewer_alternatives_holds_no_more_than_they_are(engine: Pair
         assert all(len(position.rest) == len(INVERSE_TEMPERATURES) for position in twenty.positions)
 
 
-@pytest.mark.parametrize("beta", [0.1, 0.6, 1.2, 3.0])
-def test_a_sum_between_two_kept_ones_lies_within_its_bounds(beta: float) -> None:
-    logits, named, sums = position(5, 2.0)
+@pytest.mark.parametrize("sharp", [0.5, 2.0])
+@pytest.mark.parametrize("beta", [0.1, 0.6, 1.2, 3.0, 5.0, 10.0])
+def test_a_sum_that_is_not_kept_lies_within_its_bounds(beta: float, sharp: float) -> None:
+    logits, named, sums = position(5, sharp)
     others = torch.ones(V, dtype=torch.bool)
     others[[each.token for each in named]] = False
     truth = float((logits.double().log_softmax(0)[others] * beta).logsumexp(0))
