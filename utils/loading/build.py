@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
 from utils.device_map import Graphs, device_map, room_of
-from utils.errors import UsageError, UserError, holding
-from utils.families import UnfitError, facts_of
+from utils.errors import UnfitError, UsageError, UserError, holding
+from utils.families import facts_of
 from utils.files import read_object
 from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize

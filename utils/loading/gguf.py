@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from utils.errors import UserError
-from utils.families import UnfitError
+from utils.errors import UnfitError, UserError
 from utils.files import write_json
 from utils.gguf.facts import check_said, complete, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
