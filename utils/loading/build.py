@@ -331,9 +331,9 @@ def pick_device(name: str) -> torch.device:
     have = holding({"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True})
     if name == "auto":
         return torch.device(have[0])
-    kind, _, index = name.partition(":")
+    kind = name.partition(":")[0]
     count = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind not in have or (index and (not index.isdigit() or int(index) >= count)):
+    if kind not in have or name not in (kind, *(f"{kind}:{number}" for number in range(count))):
         raise UsageError(f"device '{name}' is not there: this machine has {', '.join(have)}")
     return torch.device(name)
 
