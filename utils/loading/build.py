@@ -201,7 +201,7 @@ def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
         facts = None if attention else facts_of(config)
     except UnfitError as error:
         return str(error)
-    return "" if facts else "--attn-implementation asks for transformers' own pass"
+    return "" if facts else f"attn_implementation {attention} asks for transformers' own pass"
 
 
 def _built(
