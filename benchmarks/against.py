@@ -324,6 +324,8 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
     from utils.loading.fit import fingerprint
 
     student = load_student(folder, pair.target.model, fingerprint(engine.tokenizer))
+    if short := student.config.short_list:
+        return f"transformers takes no head over {short:,} of {student.config.vocab_size:,} ids"
     model: Any = llama_of(student)
     return model.to(pair.target.device, pair.target.dtype)
 
@@ -331,16 +333,13 @@ def _assistant(pair: LoadedPair, engine: PairEngine) -> Any:
 def llama_of(draft_head: DraftHead) -> Any:
     """Return a plain draft head as a Llama model of transformers, float32; tensors are shared where they can be.
 
-    Its layers are Llama's, one to one. Raises UserError for a head over a reduced vocabulary, which no transformers
-    configuration describes.
+    Its layers are Llama's, one to one, its vocabulary is the target's: no transformers configuration describes another.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = draft_head.config
-    if config.short_list:
-        raise UserError(f"the drafter's head covers {config.short_list:,} of {config.vocab_size:,} ids")
     tensors = {name: value.detach().float() for name, value in draft_head.state_dict().items()}
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     more = ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")
@@ -690,11 +689,13 @@ class Against(Bench):
         self.rivals = rivals
         self.variants += map(Variant, rivals)
 
-    def answer(self, variant: Variant, prompt: list[int], text: str | None = None, **changes: Any) -> Answer:
+    def answer(
+        self, variant: Variant, prompt: list[int], messages: Sequence[Any], text: str | None = None, **changes: Any
+    ) -> Answer:
         """Return an answer of a lane or a rival, each with an empty cache."""
         rival = self.rivals.get(variant.method)
         if rival is None:
-            return super().answer(variant, prompt, text, **changes)
+            return super().answer(variant, prompt, messages, text, **changes)
         return rival.answer(prompt, self.settings.changed(**changes), self.decode, self.interrupt)
 
     def rows(self, agreement: Mapping[Variant, float]) -> list[dict[str, Any]]:
@@ -788,6 +789,6 @@ def main(words: Sequence[str]) -> int:
 CHILD = "--as-llama-cpp"  # the flag with which this file starts itself for llama.cpp
 if __name__ == "__main__":
     try:
-        sys.exit(serve() if sys.argv[1:] == [CHILD] else main(sys.argv[1:]))
+        sys.exit(serve() if sys.argv[1:] == [CHILD] else main(sys.argv[1:]))  # type: ignore[func-returns-value]
     except UserError as error:
         sys.exit(f"error: {error}")

@@ -15,8 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from app.chat.conversation import Conversation
-from app.console.state import load_engine
-from app.lanes.pairing import catalogue
+from app.screen.output import load_engine
 from app.settings.table import ModelOptions, Settings
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats
@@ -48,8 +47,8 @@ def main() -> None:
     parser.add_argument("--file", default=Path(__file__).resolve().parents[1] / "docs/examples/schemas.jsonl")
     args = parser.parse_args()
     options = ModelOptions(pair=args.pair, offline=True)
-    engine = load_engine(catalogue(options).pairs[args.pair], options, lambda *_: None, lambda: False)
-    names, sums = ["ar", *args.lanes.split(",")], dict[str, list[float]]()
+    engine = load_engine(Settings(), options, lambda: False)
+    names, sums = ("ar", *args.lanes.split(",")), dict[str, list[float]]()
     say("| schema | tokens | forced | " + " | ".join(f"{name}: tokens a pass | speed-up" for name in names[1:]) + " |")
     say("|---|---|---|" + "---|---|" * (len(names) - 1))
     for line in Path(args.file).read_text(encoding="utf-8").splitlines():

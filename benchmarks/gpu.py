@@ -66,12 +66,12 @@ class Run:
             (7 * at * at + 3 * at) % self.eager.vocab_size for at in range(64 + self.length + 1 + max(GAMMAS))
         ]
 
-    def random(self, shape: dict[str, int]) -> Any:
+    def random(self, shape: dict[str, Any]) -> Any:
         """A random Llama of this shape on the device."""
         config = LlamaConfig(vocab_size=300 if self.small else 32000, max_position_embeddings=4096, **shape)
         with torch.random.fork_rng(devices=[]), self.device:
             torch.manual_seed(0)
-            return LlamaForCausalLM._from_config(config, dtype=self.dtype).eval().requires_grad_(False)
+            return LlamaForCausalLM._from_config(config, dtype=self.dtype).eval().requires_grad_(False)  # type: ignore
 
     def networks(self) -> dict[str, Any]:
         """Return the target's network, run eagerly and replayed as graphs."""
@@ -150,10 +150,10 @@ class Run:
         """Tokens a second with drafts of which 70% are right, by gamma and by the drafter whose passes are run for
         them."""
         drafter = LlamaNetwork(self.random(SMALL if self.small else DRAFTER))
-        shape = {} if self.small else {**HEAD, "head_dim": 64}
+        shape: dict[str, Any] = {} if self.small else {**HEAD, "head_dim": 64}
         student = make_student("feature", self.model, dtype=self.dtype, **shape)
         head = make_drafter(student.to(self.device))
-        drafters = {"eager": drafter, "graphs": FixedNetwork(drafter, self.capture)}
+        drafters: dict[str, Any] = {"eager": drafter, "graphs": FixedNetwork(drafter, self.capture)}
         rates = dict[str, dict[str, float]]()
         for name, network in self.networks().items():
             rates[name] = {}
@@ -195,11 +195,9 @@ def main() -> int:
     started, run, results = time.monotonic(), Run(torch.device(flags.device), flags.small), dict[str, Any]()
     for part in flags.parts.split(","):
         begun = time.monotonic()
-        if begun - started > LIMIT:
-            results[part] = {"error": "no time was left"}
-            continue
         try:
-            results[part] = getattr(run, part)()
+            late = begun - started > LIMIT
+            results[part] = {"error": "no time was left"} if late else getattr(run, part)()
         except Exception as error:  # the next part may still work
             results[part] = {"error": f"{type(error).__name__}: {error}"[:500]}
         results[part]["seconds"] = round(time.monotonic() - begun, 1)

@@ -30,6 +30,7 @@ from app.lanes.lane import PairEngine
 from sampling.types import Draft
 from utils.catalogue.specs import ModelSpec, PairSpec
 from utils.kernels import bindings, build
+from utils.kernels.header import FUNCTIONS
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import load_pair
 
@@ -109,7 +110,7 @@ def pass_table(both: list[ctypes.CDLL], file: str, rows: list[int], repeat: int)
     """Milliseconds of whole passes of a model, by width of activations and rows."""
     table = Table("passes", *(f"{count} rows" for count in rows))
     for library in both:
-        for name, (result, arguments) in bindings.FUNCTIONS.items():
+        for name, (result, arguments) in FUNCTIONS.items():
             if hasattr(library, name):  # a pass needs few of them, which earlier revisions have too
                 function = getattr(library, name)
                 function.restype, function.argtypes = result, arguments

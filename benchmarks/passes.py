@@ -3,8 +3,8 @@
     python benchmarks/passes.py FILE.gguf [--repeat 30] [--activations q8]
 
 Requirements, beside requirements.txt: pip install llama-cpp-python. Both compute with two threads. Passes over one and
-eight tokens follow the same 64 tokens and give the logits of every position. Of the prompt, llama.cpp gives the logits
-of every position, this program those of the last one alone.
+eight tokens follow the same 64 tokens and give the logits of every position, a pass over the prompt those of its last
+one.
 """
 
 import sys
@@ -16,6 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from llama_cpp import Llama
@@ -48,7 +49,8 @@ def main() -> None:
     spec = PairSpec(name="passes", target=ModelSpec(gguf=args.file), drafter="none")
     options = LoadOptions(device="cpu", quantization="auto", activations=args.activations)
     lm = PairEngine(load_pair(spec, options)).target
-    theirs = Llama(args.file, n_ctx=1024, n_threads=2, n_threads_batch=2, logits_all=True, verbose=False)
+    how = {"n_ctx": 1024, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+    theirs, reader = Llama(args.file, logits_all=True, **how), Llama(args.file, logits_all=False, **how)
     prompt = [37 * at % 900 + 100 for at in range(PROMPT + 1)]
     row = prompt[:64]
     session = lm.open([row])
@@ -67,16 +69,15 @@ def main() -> None:
             drafted = rest[: count - 1]
             draft = Draft.of([drafted])
             laps = times.setdefault((f"{count} tokens", "here"), [])
-            laps.append(timed(lambda draft=draft: session.score([row], draft)))
+            laps.append(timed(partial(session.score, [row], draft)))
             session.commit([[]])
-            times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(lambda d=drafted: llama(d)))
+            times.setdefault((f"{count} tokens", "llama.cpp"), []).append(timed(partial(llama, drafted)))
     for _ in range(max(2, args.repeat // 6)):
         new = lm.open([prompt])
-        piece = [prompt[:PROMPT]]
         laps = times.setdefault((f"prompt of {PROMPT}", "here"), [])
-        laps.append(timed(lambda new=new, piece=piece: new.score(piece, Draft.empty(1))))
-        theirs.reset()
-        times.setdefault((f"prompt of {PROMPT}", "llama.cpp"), []).append(timed(lambda: theirs.eval(prompt[:PROMPT])))
+        laps.append(timed(partial(new.score, [prompt[:PROMPT]], Draft.empty(1))))
+        reader.reset()
+        times.setdefault((f"prompt of {PROMPT}", "llama.cpp"), []).append(timed(partial(reader.eval, prompt[:PROMPT])))
     table = Table("pass", "here, ms", "llama.cpp, ms", "ratio")
     for name in dict.fromkeys(name for name, _ in times):
         ours, other = (statistics.median(times[name, program]) for program in ("here", "llama.cpp"))

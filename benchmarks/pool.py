@@ -31,6 +31,7 @@ from app.screen.output import load_engine
 from sampling.drafters import proposal
 from sampling.events import Step
 from sampling.gamma import worth
+from sampling.gamma.constants import MAX_PROB
 
 console = Console(highlight=False, soft_wrap=True)
 LEVELS = 3  # at which the head runs
@@ -75,7 +76,7 @@ class Recorder:
             add(growth, parent, candidates, *rest)
 
         vars(proposal)["pooled"] = noted
-        proposal.Growth.add = added  # type: ignore[method-assign]
+        proposal.Growth.add = added  # type: ignore
 
     def close(self, kind: str, emitted: Sequence[int]) -> None:
         """End a round that emitted these tokens."""
@@ -106,7 +107,7 @@ def nats(kept: list[Offered], trust: Sequence[float], constants: Sequence[float]
     for offer in kept:
         weights = (each[np.minimum(offer.source, len(trust))] * offer.others + offer.own + listed) ** sharpening
         weights = np.append(weights * np.exp(np.minimum(share * offer.noise, proposal.MAX_NOISE)), unlisted)
-        total -= float(np.log(min(proposal.MAX_PROB, weights[offer.came] / weights.sum())))
+        total -= float(np.log(min(MAX_PROB, weights[offer.came] / weights.sum())))
     return total / len(kept)
 
 

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ def main(words: Sequence[str]) -> int:
     with Interrupts() as interrupt:
         engine = load_engine(layers_of(request).settings, request.options, interrupt)
     loaded = engine.loaded
-    models: list[tuple[LoadedModel, ModelSpec, CausalLM]] = [(loaded.target, loaded.spec.target, engine.target)]
+    models: list[tuple[LoadedModel, ModelSpec, Any]] = [(loaded.target, loaded.spec.target, engine.target)]
     if loaded.drafter is not None and isinstance(loaded.spec.drafter, ModelSpec):
         models.append((loaded.drafter, loaded.spec.drafter, engine.drafters.model))
     texts = [engine.tokenizer(turn)["input_ids"] for _, turns in PROMPTS for turn in turns]

@@ -54,7 +54,8 @@ def profile_of(act: Any, count: int) -> None:
     """Print the functions that take most time, each without its callees, in microseconds a round."""
     profiler = cProfile.Profile()
     profiler.runcall(act)
-    rows = sorted(pstats.Stats(profiler).stats.items(), key=lambda entry: -entry[1][2])[:40]
+    stats: Any = pstats.Stats(profiler)
+    rows = sorted(stats.stats.items(), key=lambda entry: -entry[1][2])[:40]
     for (file, line, name), (_, calls, own, _, _) in rows:
         console.print(f"{1e6 * own / count:8.1f} us {calls / count:7.2f} calls  {Path(file).name}:{line} {name}")
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, in one line, and checks of single values that raise them."""
+"""Errors in one line, most of which a user can mend, and checks of single values that raise them."""
 
 import difflib
 import math
@@ -23,6 +23,10 @@ class UsageError(UserError):
     """A wrong flag, command, setting or configuration file."""
 
     exit_code = 2
+
+
+class UnfitError(Exception):
+    """The compiled pass cannot compute this model; the message says why."""
 
 
 def holding(cases: Mapping[str, object]) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from utils.errors import holding
+from utils.errors import UnfitError, holding
 from utils.kernels.bindings import ACTIVATIONS, GROUP, MOST_CHOSEN, TABLES
 from utils.objects import HfConfig, HfModel, Json
 
@@ -20,10 +20,6 @@ _POST = {"after_attention": "post_attention_layernorm", "after_mlp": "post_feedf
 _BOTH = {"before": "input_layernorm", "between": "pre_feedforward_layernorm", **_POST}
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 BLOCK = 128  # positions of a table that are computed together
-
-
-class UnfitError(Exception):
-    """The compiled pass cannot compute this model; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

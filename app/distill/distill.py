@@ -189,7 +189,8 @@ def _head(
         parts = _examples(engine, options, args, draft_head, source, (learned, held), features, progress, interrupt)
         if parts is None:
             return f"the target's outputs on the texts so far are kept in {features}"
-        teacher, job = teacher_for(model, draft_head), job_of(settings, options, args)
+        job = job_of(settings, options, args)
+        teacher = teacher_for(model, draft_head, precise=job.precise)
         if args.linear_start == "on" and args.start is None and not (out / NAME).is_file():
             progress("fitting the linear map")
             start_linear(draft_head, parts[0])

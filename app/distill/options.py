@@ -106,7 +106,7 @@ def distill_args(given: Mapping[str, Any], words: Sequence[str] = ()) -> Namespa
             "--kinds and --data FILES contradict each other: give one": "kinds" in given and not args.writes,
             "--stage text writes text, --data FILES reads it: give one": args.stage == TEXT and not args.writes,
             **{
-                f"--{name} belongs to --student {' or '.join(kinds)}, the student is {student}": True
+                f"{DISTILL_FIELDS[name].flag} belongs to --student {' or '.join(kinds)}, the student is {student}": True
                 for name, kinds in foreign.items()
             },
             f"--head {args.head} has no place in a published checkpoint: --student {student} trains its own": (

@@ -165,7 +165,7 @@ def _device(optional: bool) -> Text:
         "auto, cpu, mps, cuda or cuda:N",
         ("auto", "cpu", "mps", "cuda"),
         optional=optional,
-        pattern=r"auto|cpu|mps|cuda(:[0-9]{1,3})?",
+        pattern=r"auto|cpu|mps|cuda(:(0|[1-9][0-9]{0,2}))?",
     )
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from sampling.models.cache import outside_inference_mode
 from sampling.types import Allocate, DraftTree, Hidden, KVCache, states_of
-from utils.families import LLAMA, Family, UnfitError, facts_of, head_size, rotation_of, table
+from utils.errors import UnfitError
+from utils.families import LLAMA, Family, facts_of, head_size, rotation_of, table
 from utils.kernels.bindings import (
     CODES,
     FEW,

@@ -57,7 +57,7 @@ class TrainingJob:
     depth: int = 4  # drafted positions that an evaluation measures
     save_every: float = 60.0  # seconds between checkpoints
     anchors: int = 0  # blocks of each sequence in a batch, of a head that drafts them
-    precise: bool = False  # float32 products in the draft head even where 16-bit ones are faster
+    precise: bool = False  # float32 products even where 16-bit ones are faster
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -244,9 +244,9 @@ def fast_half(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported()
 
 
-def teacher_for(target: Any, draft_head: DraftHead) -> Teacher:
-    """Return the target's head for a draft head, in 16 bit where that is fast."""
+def teacher_for(target: Any, draft_head: DraftHead, *, precise: bool = False) -> Teacher:
+    """Return the target's head for a draft head, in 16 bit where that is fast, unless it must be `precise`."""
     device, ids = draft_head.lm_head.weight.device, draft_head.ids
-    kind = torch.bfloat16 if fast_half(device) else torch.float32
+    kind = torch.bfloat16 if fast_half(device) and not precise else torch.float32
     rows = target.get_output_embeddings().weight.detach().to(device, kind)
     return Teacher(rows, rows[ids] if len(ids) else rows)

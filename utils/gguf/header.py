@@ -16,8 +16,7 @@ import numpy as np
 
 from utils.catalogue.heads import HEAD_KINDS
 from utils.catalogue.specs import gguf_parts, is_gguf
-from utils.errors import UserError, holding, raise_first
-from utils.families import UnfitError
+from utils.errors import UnfitError, UserError, holding, raise_first
 from utils.objects import Json
 
 _ALIGNMENT = 32  # bytes; the alignment of a file that names none

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
-from utils.families import UnfitError
+from utils.errors import UnfitError, UserError
 from utils.gguf.facts import check_known, scaling
 from utils.gguf.header import TOKENS, GgufHeader, TensorInfo, dequantized, module_name
 from utils.kernels.bindings import FLOATS, TYPES, load

@@ -171,11 +171,10 @@ static int64_t begin_of(const Row *row, int64_t window) {
    rows; the weight of slot `zero` is the first of the scores. */
 static void mix_tile(const Tiles *t, const Row *row, int64_t rows, const int64_t *begin, const uint8_t *values,
                      int64_t slot_bytes, int64_t zero) {
-    int64_t from = begin[0], to = row[0].seen, most = 0;
+    int64_t from = begin[0], to = row[0].seen;
     for (int64_t r = 0; r < rows; r++) {
         from = begin[r] > from ? begin[r] : from;
         to = row[r].seen < to ? row[r].seen : to;
-        most = row[r].seen > most ? row[r].seen : most;
     }
     if (to < from) to = from;
     for (int64_t r = 0; r < rows; r++)

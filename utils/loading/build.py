@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from utils.catalogue.specs import ModelSpec
 from utils.catalogue.templates import end_ids
 from utils.device_map import Graphs, device_map, room_of
-from utils.errors import UsageError, UserError, holding
-from utils.families import UnfitError, facts_of
+from utils.errors import UnfitError, UsageError, UserError, holding
+from utils.families import facts_of
 from utils.files import read_object
 from utils.kernels.build import why_not
 from utils.kernels.quantized_linear import FLOAT_KINDS, KINDS, QuantizedLinear, narrow_activations, pack, quantize
@@ -201,7 +201,7 @@ def _unfit(config: HfConfig, attention: str | None, progress: Progress) -> str:
         facts = None if attention else facts_of(config)
     except UnfitError as error:
         return str(error)
-    return "" if facts else "--attn-implementation asks for transformers' own pass"
+    return "" if facts else f"attn_implementation {attention} asks for transformers' own pass"
 
 
 def _built(
@@ -331,9 +331,9 @@ def pick_device(name: str) -> torch.device:
     have = holding({"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True})
     if name == "auto":
         return torch.device(have[0])
-    kind, _, index = name.partition(":")
+    kind = name.partition(":")[0]
     count = torch.cuda.device_count() if kind == "cuda" else 1
-    if kind not in have or (index and (not index.isdigit() or int(index) >= count)):
+    if kind not in have or name not in (kind, *(f"{kind}:{number}" for number in range(count))):
         raise UsageError(f"device '{name}' is not there: this machine has {', '.join(have)}")
     return torch.device(name)
 

@@ -18,10 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from utils.errors import UserError
-from utils.families import UnfitError
+from utils.errors import UnfitError, UserError
 from utils.files import write_json
 from utils.gguf.facts import check_said, complete, teach_families
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, module_name, read_header, write_joined
@@ -176,6 +173,7 @@ def write_folder(source: Path, folder: Path, report: Callable[[float], None], *,
 
 def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, names: Mapping[str, str]) -> HfModel:
     """Return the file's model in float32, every tensor of which was read. `names`: see :func:`_unread`."""
+    import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
     load: Any = AutoModelForCausalLM.from_pretrained
@@ -195,6 +193,7 @@ def _expanded(name: str, source: Path, header: GgufHeader, config: HfConfig, nam
 
 def _described(name: str, header: GgufHeader, config: HfConfig) -> HfModel:
     """Return the file's model without weights, on the meta device."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -260,6 +259,7 @@ _JOINING = {
 def _save_next_token_layer(header: GgufHeader, layers: int, folder: Path) -> None:
     """Write the tensors of the multi-token prediction layer after the `layers` of a Qwen3-Next or Qwen3.5 target, which
     transformers leaves out, in float32 and under the names that Qwen publishes, if the file has one."""
+    import torch
     from safetensors.torch import save_file
 
     tensors: Json = {}

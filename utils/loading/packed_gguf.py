@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.catalogue.specs import ModelSpec
-from utils.families import FAMILIES, UnfitError, facts_of, frequencies, rules_of
+from utils.errors import UnfitError
+from utils.families import FAMILIES, facts_of, frequencies, rules_of
 from utils.files import read_object, replacing, write_json
 from utils.gguf.header import ARCHITECTURES, HEAD, TABLE, GgufHeader, TensorInfo, module_name, read_header
 from utils.kernels.bindings import TYPES, load

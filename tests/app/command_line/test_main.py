@@ -168,6 +168,7 @@ def test_two_dashes_end_the_flags(handed: Handed, capsys: pytest.CaptureFixture[
         (["pairs", "--gamma", "4"], "error: pairs takes no --gamma (chat, run, bench, record, demo do)"),
         (["--load-in-8bit"], "error: --load-in-8bit is no flag: use --quantization int8"),
         (["--device", "gpu"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'gpu'"),
+        (["--device", "cuda:00"], "error: --device must be auto, cpu, mps, cuda or cuda:N, got 'cuda:00'"),
         (["--pair", ""], "error: --pair must be the name of a pair, got ''"),
         (
             ["bench", "--gammas", "1,0"],

@@ -299,6 +299,7 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--stage", "all"], 2, "--stage must be text, tables or head, got 'all'"),
         (["--max-n", "17"], 2, "--max-n must be a whole number from 1 to 16"),
         (["--steps", "2"], 2, "--steps belongs to --student feature or eagle3, the student is plain"),
+        (["--linear-start", "on"], 2, "--linear-start belongs to --student feature, the student is plain"),
         (["--student", "eagle3"], 1, "EAGLE-3 reads three states of its target, one of 2 layers has too few"),
         (["--student", "eagle3", "--lag", "2"], 2, "--lag belongs to --student glide, the student is eagle3"),
         (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in a published checkpoint"),

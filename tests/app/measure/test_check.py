@@ -49,6 +49,12 @@ def test_pairs_lists_the_catalogue_with_what_each_pair_needs():
     assert set(catalogue_in(ROOT / "models.yaml").pairs) < set(rows)
 
 
+def test_pairs_imports_no_torch():
+    code = "import sys; from app.command_line.main import main; main(['pairs']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_check_shows_both_models_and_that_they_fit(tiny, capsys):
     done = here(capsys, "check", *tiny.flags())
     assert done.returncode == 0, done.stderr

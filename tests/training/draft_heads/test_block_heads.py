@@ -98,6 +98,16 @@ def test_its_readers_compute_what_was_trained(kind: str, tmp_path: Path) -> None
         close(speculators.block(speculators.read(tmp_path), features, ids, anchor, 3)[-3:], trained, 1e-4)
 
 
+def test_a_teacher_that_must_be_precise_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.draft_heads.train.fast_half", lambda device: True)
+    target, hidden = large(), torch.randn(3, 24)
+    head = new_draft_head(shape_for(target, "dflash", short_list=len(SHORT)), target, SHORT, seed=1)
+    wanted = (hidden @ target.lm_head.weight[SHORT].t()).softmax(-1)
+    for precise in (True, False):
+        probs = teacher_for(target, head, precise=precise).probs(hidden)
+        assert torch.equal(probs, wanted) == precise
+
+
 @pytest.mark.parametrize("length", [2, 5])
 def test_a_text_of_any_length_has_blocks(length: int) -> None:
     target = large()

@@ -27,8 +27,7 @@ from transformers import (
 
 from tests.support.refusals import refused
 from utils.catalogue.specs import gguf_parts, spec_from_argument
-from utils.errors import UserError
-from utils.families import UnfitError
+from utils.errors import UnfitError, UserError
 from utils.gguf.header import read_header
 from utils.loading.build import load_model
 from utils.loading.gguf import gguf_digest, write_folder

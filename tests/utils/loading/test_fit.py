@@ -107,6 +107,12 @@ def test_loading_takes_a_drafter_that_speaks_another_vocabulary_and_says_so(tmp_
     assert pair.notes[1:] == ("drafter has other tokens than target: drafts are translated (see infer.py check)",)
 
 
+def test_a_note_names_the_setting_of_the_pair_that_asks_for_transformers_own_pass(tmp_path):
+    target = save(tmp_path / "target", tokens=tiny_tokenizer()).model_copy(update={"attn_implementation": "eager"})
+    pair = load_pair(PairSpec(name="x", target=target, drafter="ngram"), LoadOptions(device="cpu"))
+    assert pair.notes == ("target runs in torch: attn_implementation eager asks for transformers' own pass",)
+
+
 def test_loading_refuses_a_drafter_whose_tokens_nobody_knows(tmp_path):
     target = save(tmp_path / "target", tokens=tiny_tokenizer())
     assert refused(

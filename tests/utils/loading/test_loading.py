@@ -149,6 +149,8 @@ def test_the_drafter_changes_while_the_target_stays(tiny):
     [
         (LoadOptions(device="quantum"), r"device 'quantum' is not there: this machine has .*cpu"),
         (LoadOptions(device="cuda:99"), r"device 'cuda:99' is not there"),
+        (LoadOptions(device="cpu:00"), r"device 'cpu:00' is not there"),
+        (LoadOptions(device="cpu:"), r"device 'cpu:' is not there"),
         (LoadOptions(device="cpu", dtype="float8"), r"dtype must be one of auto, float32, float16, bfloat16, got"),
         (
             LoadOptions(device="cpu", quantization="int3"),

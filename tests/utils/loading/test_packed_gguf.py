@@ -19,7 +19,7 @@ from sampling.models.fused import FusedNetwork, supports
 from tests.support.quantized import add_tensor, closed, keep_code, needs_kernels
 from tests.support.refusals import refused
 from utils.catalogue.specs import spec_from_argument
-from utils.families import UnfitError
+from utils.errors import UnfitError
 from utils.gguf.header import module_name
 from utils.kernels import quantized_linear
 from utils.kernels.quantized_linear import PackedWeight, QuantizedLinear, quantize, unpacked_copy
