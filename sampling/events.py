@@ -1,4 +1,4 @@
-"""The events of decoding: frozen records of ints and floats, and the beams that result from the steps of a search.
+"""The events of decoding: frozen records of plain values, and the beams that result from the steps of a search.
 
 The loop yields these; the log writer, the figures and the screen see nothing else. Every record is JSON-able
 (:func:`to_json`). A beam search's steps have only the token by which each beam grew; :class:`BeamTree` assembles the
@@ -170,13 +170,14 @@ class Step:
 
     @property
     def rejected(self) -> tuple[int, ...]:
-        """Return the indices of refused nodes: of a chain at most one, of a tree the refused siblings."""
+        """Return the indices of refused nodes: of a chain at most one, of a tree the children of the last
+        accepted node."""
         last = self.path[-1] if self.path else -1
         return () if self.token is None else tuple(i for i, parent in enumerate(self.parents) if parent == last)
 
     @property
     def discarded(self) -> tuple[int, ...]:
-        """Return the indices of drafts that were never examined."""
+        """Return the indices of all other drafts, which count as never examined."""
         seen = {*self.path, *self.rejected}
         return tuple(i for i in range(len(self.drafted)) if i not in seen)
 
@@ -223,8 +224,8 @@ class Beam(NamedTuple):
     """A candidate of a beam search: beam `parent` of the step before, grown by `token`.
 
     `parent` is an index into the beams that the step before kept (0 in the first step: the prompt). `log_p` is Σ log p
-    of the whole answer so far, `score` is `log_p` with the length penalty. A "merged" candidate is the answer of a
-    better one but for its stop id.
+    of the whole answer so far, `score` is `log_p` with the length penalty. A "merged" candidate is the same answer
+    as a better one, with another stop id.
     """
 
     parent: int

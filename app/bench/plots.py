@@ -1,5 +1,6 @@
 """The plots of a benchmark's report: each has the table of figures that it shows and a drawing of that table as SVG, in
-one style, with text kept as text. Up to seven methods have colours that colour-blind eyes can tell apart.
+one style, with text kept as text. Up to seven rows, each a method at a gamma, have
+colours that colour-blind eyes can tell apart.
 
 A plot for which the run measured nothing names a run that would. matplotlib is imported with the first drawing; it
 opens no window and uses no global figure. Knows checked figures, no HTML.
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: a plot's width, the height of a line in it, a plot's largest height
+_WIDTH, _ROW, _MOST = 9.5, 0.2, 60.0  # inches: a plot's width, a legend's line, a plot's most
 # Okabe and Ito's palette (2008) without its yellow, which is lost on white:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = "osD^vP*X<>ph"
@@ -128,7 +129,7 @@ def _lines(figure: Figure, axes: Axes, names: Sequence[str], words: str) -> None
 def _speedups(every: Sequence[SummaryRow]) -> Plot:
     title, about = "Speed-up by category", "Over plain decoding (ar) in the same run; the median of the repeats."
     if not (rows := [row for row in every if row.speedup is not None]):
-        return Plot(title, about, missing="No method was compared with plain decoding: bench --methods ar,spec does.")
+        return Plot(title, about, missing="No method has a speed-up: bench --methods ar,spec measures one.")
     measured = [
         {name: each.speedup for name, each in row.categories.items() if each.speedup is not None} for row in rows
     ]

@@ -1,13 +1,13 @@
 """Summarises a benchmark's answers in one row per method and gamma.
 
-:class:`SummaryRow` is the one table of columns. Each of its fields says how the figure is computed, which values a file
-may hold, how the figure is written, and the column's head in each table; the file of --out, the tables on the screen
-and the report (app/bench/report.py) follow from it.
+:class:`SummaryRow` is the one table of columns. Each of its fields but the three that name the row says how the figure
+is computed, which values a file may hold, how the figure is written, and the column's head in each table; the file of
+--out, the tables on the screen and the report (app/bench/report.py) follow from it.
 
 A rate is Σ tokens / Σ seconds over all prompts of a repeat. A speed-up is the time that `ar` takes for as many tokens
 as the method's, over the method's time, over the same prompts: with equal texts Σ time_ar / Σ time_method. Over repeats
 a row has mean and spread (standard deviation) of rates, and the median of speed-ups. A repeat has no speed-up if its
-timing was disturbed: if the method seems faster than its tokens a pass allow.
+timing was disturbed: if the method seems faster than its tokens a pass allow, though its passes are no shorter.
 
 Knows no texts of answers, no models and no screen.
 """

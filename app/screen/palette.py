@@ -1,8 +1,8 @@
 """How the screen looks: its size, what may be drawn, and the style of each role.
 
-A role is a word (accepted, rejected, target, faint …); colour never carries a meaning alone: rejected text is struck
-through and the target's is bold. A tint of "accepted", or a letter without colour, shows which drafter proposed an
-accepted token; `/trace` says it in words. Knows no text and no layout.
+A role is a word (accepted, rejected, target, faint …); no meaning needs colour: without it marks, letters or figures
+carry it. A tint of "accepted", or a letter without colour, shows which source proposed an accepted token; `/trace` says
+it in words. Knows no text and no layout.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ FORCED = "accepted grammar"  # the role of accepted text that a grammar forced
 # The roles of a token in /heat, from the target's surest tokens to its least sure ones.
 HEAT = ("plain", "heat 1", "heat 2", "heat 3", "heat 4")
 
-# The tints of a palette are distinct from each other, on black and on white, and from the greens of terminals; those of
-# "cb" also for colour-blind eyes.
+# The tints of a palette are distinct from each other, on black and on white, and but for the first of "default" from
+# the greens of terminals; those of "cb" also for colour-blind eyes.
 PALETTES: dict[str, dict[str, str]] = {
     "default": {
         "accepted": "green",

@@ -53,7 +53,7 @@ def tree_of(
         while end < shortest and len({answers[row][end].token for row in group}) == 1:
             end += 1
         drawn = [choice.processed for token in first[start:end] for choice in token.choices if choice.fate == "said"]
-        chance = None if p is None or None in drawn else p * math.prod(filter(None, drawn))
+        chance = None if p is None or None in drawn else p * math.prod(each for each in drawn if each is not None)
         branches.append(
             Branch(
                 text="".join(token.text for token in first[start:end]),
@@ -86,8 +86,8 @@ class SampleTree:
                 yield from self.shown(branch.children, path)
 
     def rows(self, look: Look) -> list[Row]:
-        """Return a row for each branch; in the viewer (`look.height` is given) also the text up to the end of the
-        branch under the cursor."""
+        """Return a row for each branch that is open; in the viewer (`look.height` is given) those around the cursor,
+        and the end of the text up to its branch."""
         every = list(self.shown())
         rows = [self._row(at, path, branch, look) for at, (path, branch) in enumerate(every)]
         if look.height is None:

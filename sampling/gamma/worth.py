@@ -38,7 +38,7 @@ class ModelWorth:
 
     Args:
         ratios: keep the gains that were measured.
-        learn: decide by measured gains; else by the guess MODEL_GAINS[0].
+        learn: decide by measured gains and prices; else by the guesses MODEL_GAINS[0] and DEFAULT_PRICE.
         alone: there are no other sources.
     """
 
@@ -56,14 +56,17 @@ class ModelWorth:
         return not (depth and self._learn) or self._gain(depth).value * reached > self._price * rows
 
     def pays(self, depth: int, left: float, rows: int) -> bool:
-        """Return whether a pass pays. `left`: the part of `reached` that the other sources leave open."""
+        """Return whether to run a pass: it pays, nothing else drafts, or it is time to try one again.
+
+        `left`: the part of `reached` that the other sources leave open.
+        """
         gain = self._gain(depth).value if self._learn else MODEL_GAINS[0]
         alone = self._alone and not (depth and self._learn)
         retry = not depth and self._learn and self._rounds_without > RETRY and left > 1 - MAX_PROB
         return gain * left > self._price * rows or alone or retry
 
     def ran(self) -> None:
-        """Count a pass that offered something."""
+        """Note that a pass offered something: rounds without one are counted anew."""
         self._rounds_without = 0
 
     def learn(self, depth: int, tokens: int, left: float) -> None:

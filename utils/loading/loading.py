@@ -102,7 +102,7 @@ def load_drafter(
     options: LoadOptions,
     progress: Progress = SILENT,
 ) -> LoadedPair:
-    """Return the same target with the drafter of another specification of the pair.
+    """Return the same target with the drafter that `spec` names.
 
     UserError as :func:`load_pair`, and for a drafter of another method; `pair` itself stays usable.
     """
@@ -135,7 +135,7 @@ def _check_whole(pair: LoadedPair, drafter: ModelSpec, folder: Path) -> None:
     own = config.get("text_config") or config
     if all(own.get(size) == getattr(large, size, None) for size in ("hidden_size", "num_hidden_layers")):
         raise UserError(
-            f"{drafter.name} is a whole model with a next-token layer, no head of one: "
+            f"{drafter.name} is a whole model with a next-token layer, no head of a model: "
             f"--target {drafter.source} --drafter mtp drafts with that layer"
         )
 

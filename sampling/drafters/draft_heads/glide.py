@@ -4,9 +4,10 @@
 In every pass its session attends to the keys and values that the target's session holds then; these are not copied.
 Knows nothing of how the target computes them.
 
-Query at position p sees target keys j < min(p, valid), where the target's cache has `valid` tokens; position 0 sees
-key 0; without a key cross-attention adds nothing. A draft head of one layer caches nothing that depends on the target;
-a head of several layers computes accepted drafts again (see sampling/drafters/draft_heads/sessions.py).
+Query at position p sees target keys j < min(p, valid), where the target's cache has `valid` tokens, of a head with a
+window the last of these only; position 0 sees key 0; without a key cross-attention adds nothing. A draft head of one
+layer caches nothing that depends on the target; a head of several layers computes accepted drafts again (see
+sampling/drafters/draft_heads/sessions.py).
 """
 
 import copy

@@ -194,7 +194,7 @@ def test_what_was_not_measured_says_what_run_would_fill_it(tmp_path: Path) -> No
     parsed = Parsed(page(Run.model_validate({"summary": [{"method": "ar"}]}), ""))
     missing = [text for text in parsed.texts if "bench --" in text]
     wanted = (
-        "--methods ar,spec does",
+        "--methods ar,spec measures one",
         "--methods ar,spec drafts",
         "--gammas 1,2,4,8",
         "cascade",

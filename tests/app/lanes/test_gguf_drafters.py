@@ -85,7 +85,7 @@ def test_a_file_that_is_not_what_was_asked_for_is_one_line(files: tuple[Path, Pa
         PairSpec(name="own", target=ModelSpec(path=str(folder)), drafter=ModelSpec(path=str(folder))),
         options,
     )
-    assert told.endswith(f"no head of one: --target {folder} --drafter mtp drafts with that layer")
+    assert told.endswith(f"no head of a model: --target {folder} --drafter mtp drafts with that layer")
 
 
 @pytest.mark.exhaustive
