@@ -184,5 +184,6 @@ def precise(value: float, more: int = 0) -> str:
 
 def in_short(number: float) -> str:
     """Return a large number in three digits and a unit: 1.54B."""
-    units, rounded = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")), float(f"{number:.3g}")
+    rounded = float(f"{number:.3g}")
+    units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
     return next((f"{rounded / size:.3g}{unit}" for size, unit in units if rounded >= size), f"{number:.0f}")

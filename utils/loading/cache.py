@@ -74,7 +74,7 @@ def locked(name: Path, progress: Progress) -> AbstractContextManager[object]:
     """Let only one process create the entry `name`; others wait and can be cancelled."""
     with writing(name.parent):
         name.parent.mkdir(parents=True, exist_ok=True)
-        return files.locked(name, lambda: progress("waiting: another process is preparing the same model"))
+        return files.locked(name, lambda: progress("waiting: another process is preparing the same files"))
 
 
 def is_whole(entry: Path, source: dict[str, object]) -> bool:

@@ -201,7 +201,7 @@ def test_two_processes_converting_at_once_make_one_whole_entry(gguf_file, cache)
     both = [Warm(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum("waiting: another process is preparing the same model\n" in text for text in said) == 1
+    assert sum("waiting: another process is preparing the same files\n" in text for text in said) == 1
     assert sum("converting tiny.gguf" in text for text in said) == 1
     assert is_whole(*converted_entries("e" * 64, weights=True)[0])
 
