@@ -80,34 +80,19 @@ class RandomPair:
         return drafter
 
 
-@functools.cache
-def on_the_cpu() -> RandomPair:
-    return RandomPair(lambda module: module)
+PAIRS: dict[str, Callable[[], RandomPair]] = {
+    "on the CPU": lambda: RandomPair(lambda module: module),
+    "on the device": lambda: RandomPair(moved),
+    "few ids on the CPU": lambda: RandomPair(lambda module: module, short=range(3, 30)),
+    "few ids on the device": lambda: RandomPair(moved, short=range(3, 30)),
+    "on two devices": lambda: RandomPair(moved, lambda module: moved(module, "ipu:1")),
+    "the drafter on the CPU": lambda: RandomPair(moved, lambda module: module),
+}
 
 
 @functools.cache
-def on_the_device() -> RandomPair:
-    return RandomPair(moved)
-
-
-@functools.cache
-def few_ids() -> RandomPair:
-    return RandomPair(lambda module: module, short=range(3, 30))
-
-
-@functools.cache
-def few_ids_on_the_device() -> RandomPair:
-    return RandomPair(moved, short=range(3, 30))
-
-
-@functools.cache
-def apart() -> RandomPair:
-    return RandomPair(moved, lambda module: moved(module, "ipu:1"))
-
-
-@functools.cache
-def beside() -> RandomPair:
-    return RandomPair(moved, lambda module: module)
+def pair_of(name: str) -> RandomPair:
+    return PAIRS[name]()
 
 
 def choices(step: Step) -> tuple[Any, ...]:
@@ -133,8 +118,8 @@ def same(
     grown: str,
     kind: str,
     prompt: Rows,
-    pair: Callable[[], RandomPair] = on_the_device,
-    cpu: Callable[[], RandomPair] = on_the_cpu,
+    pair: str = "on the device",
+    cpu: str = "on the CPU",
     settings: Settings = Settings(),
     form: bool = False,
     **options: Any,
@@ -146,7 +131,7 @@ def same(
         how = {**SAMPLERS[kind], "constraint": FormConstraint(Alternating()) if form else None}
         return decode(pair.target, prompt, drafter, sampler(**how), length=8, **options)
 
-    alike(run, pair, cpu)
+    alike(run, lambda: pair_of(pair), lambda: pair_of(cpu))
 
 
 def steps(events: list[Event]) -> list[Step]:
@@ -191,7 +176,7 @@ def test_logits_that_are_no_numbers_are_told_on_a_device_too(kind: str) -> None:
 
 @pytest.mark.parametrize("word", ["model", "feature", "dspark", "cascade"])
 def test_heads_of_few_ids_and_noted_alternatives_do_on_a_device_what_they_do_on_the_cpu(word: str) -> None:
-    same(word, "none", "sampled", [PROMPT], few_ids_on_the_device, few_ids, alternatives=2)
+    same(word, "none", "sampled", [PROMPT], "few ids on the device", "few ids on the CPU", alternatives=2)
 
 
 @dataclass(frozen=True)
@@ -222,7 +207,7 @@ class Alternating:
     ],
 )
 def test_forms_do_on_a_device_what_they_do_on_the_cpu(word: str, grown: str, kind: str) -> None:
-    same(word, grown, kind, [PROMPT], few_ids_on_the_device, few_ids, form=True)
+    same(word, grown, kind, [PROMPT], "few ids on the device", "few ids on the CPU", form=True)
     if (word, grown) == ("model", "none"):
         same(word, grown, kind, [PROMPT, [7, 7], PROMPT[2:]], form=True)
 
@@ -243,15 +228,15 @@ def test_encoder_decoder_models_do_on_a_device_what_they_do_on_the_cpu(word: str
 @pytest.mark.parametrize(("word", "grown"), [("model", "none"), ("model", "dynamic"), ("tables+model", "joint")])
 @pytest.mark.parametrize("prompt", [[PROMPT], SEVERAL])
 def test_a_drafter_model_may_run_on_another_device_than_its_target(word: str, grown: str, prompt: Rows) -> None:
-    same(word, grown, "sampled", prompt, apart)
-    same(word, grown, "greedy", prompt, beside)
+    same(word, grown, "sampled", prompt, "on two devices")
+    same(word, grown, "greedy", prompt, "the drafter on the CPU")
 
 
 def rounds(word: str, kind: str, prompt: Rows, grown: str = "none") -> list[dict[str, int]]:
     """How often the host waited in each round but the first two, by what waited and where."""
     each = list[dict[str, int]]()
     with pretending() as waits:
-        pair = on_the_device()
+        pair = pair_of("on the device")
         drafter = pair.build(DraftRequest(word, Settings(), grown))
         for event in generate(pair.target, prompt, drafter, sampler(**SAMPLERS[kind]), Limits(9), pace=FixedPace(4)):
             if isinstance(event, Step) and event.row == 0:

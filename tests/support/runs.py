@@ -19,7 +19,7 @@ from sampling.stats.metrics import Meter
 from sampling.stats.summary import Stats
 from sampling.types import LM, Drafter, FixedPace, Limits, Rows, Sampler, Session
 from tests.support.branching import BranchingSampler, Law, RowSampler, distance, enumerate_rows, enumerate_runs, softmax
-from tests.support.reference import exact_law
+from tests.support.reference import HasLogits, exact_law
 from tests.support.toys import ToyLM
 from utils.logits_processors import make_processor
 
@@ -106,7 +106,7 @@ def answers(lm: LM, prompt: Rows, drafter: Drafter | None, sampler: Sampler, **o
 
 
 def enumeration_error(
-    target: ToyLM,
+    target: Any,
     make_drafter: Callable[[], Drafter],
     *,
     prompt: list[int],
@@ -116,10 +116,12 @@ def enumeration_error(
     drafts: Any = "law",
     stop: Iterable[int] = (),
     together: int = 1,
+    oracle: HasLogits | None = None,
 ) -> float:
     """How far the loop's exact law lies from the target's: the largest error of a probability.
 
     One row a branch, or where `together` is more than 1 that many branches as rows of one batch: many times quicker.
+    `oracle` tells the logits of a target that is no toy.
     """
     options: dict[str, Any] = {"length": length, "gamma": gamma, "stop": stop}
 
@@ -131,7 +133,7 @@ def enumeration_error(
         return [tuple(row) for row in found]
 
     said = enumerate_runs(run, law, drafts) if together == 1 else enumerate_rows(run_rows, law, drafts, together)
-    return distance(said, exact_law(target, prompt, law, length, stop))
+    return distance(said, exact_law(oracle or target, prompt, law, length, stop))
 
 
 def sample_counts(

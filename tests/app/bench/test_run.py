@@ -1,6 +1,7 @@
 """`bench`: the order of the methods, sums over prompts, whole runs and the identity check, of trees too."""
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -284,21 +285,32 @@ def test_a_lossy_lane_is_not_checked_and_its_answers_are_other_texts(
     assert "identical" not in capsys.readouterr().out
 
 
-def test_rules_of_repetition_are_the_references_too(
-    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rules", "methods", "told"),
+    [
+        (
+            {"repetition_penalty": 1.7, "no_repeat_ngram": 2},
+            ("ar", "ngram"),
+            r"identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n",
+        ),
+        (
+            {"presence_penalty": 1.0},
+            ("ngram",),
+            r"(?s).*0 differ \(transformers not compared: settings that it lacks\).*",
+        ),
+    ],
+)
+def test_rules_of_repetition_are_the_references_too_or_it_is_not_compared(
+    rules: dict[str, Any],
+    methods: tuple[str, ...],
+    told: str,
+    options: ModelOptions,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert (
-        benched(
-            options,
-            prompts,
-            SETTINGS.changed(repetition_penalty=1.7, no_repeat_ngram=2),
-            methods=("ar", "ngram"),
-            gammas=(2,),
-            check_identity=True,
-        )
-        == 0
-    )
-    assert capsys.readouterr().out == "identity: 2 prompts × 12 tokens × 2 lanes: 0 differ\n"
+    how: dict[str, Any] = {"methods": methods, "gammas": (2,), "check_identity": True}
+    assert benched(options, prompts, SETTINGS.changed(**rules), **how) == 0
+    assert re.fullmatch(told, capsys.readouterr().out)
 
 
 def broken(lane: Any, *given: Any, **named: Any) -> Answer:
@@ -331,23 +343,6 @@ def test_plain_decoding_that_leaves_transformers_is_found(
     monkeypatch.setattr(app.bench.run, "run_lane", wrong)
     assert benched(options, prompts, methods=("ngram",), gammas=(2,), check_identity=True, limit=1) == 1
     assert "prompt 1: ar differs from transformers at token 12" in capsys.readouterr().out
-
-
-def test_transformers_is_not_compared_under_settings_that_it_lacks(
-    options: ModelOptions, prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        benched(
-            options,
-            prompts,
-            SETTINGS.changed(presence_penalty=1.0),
-            methods=("ngram",),
-            gammas=(2,),
-            check_identity=True,
-        )
-        == 0
-    )
-    assert "0 differ (transformers not compared: settings that it lacks)" in capsys.readouterr().out
 
 
 def test_sampled_lanes_are_compared_with_the_seeds_own_text(

@@ -339,21 +339,21 @@ def test_a_full_disk_is_told_once_also_when_it_shows_late(unbuffered: str) -> No
     assert process.stderr == "error: cannot read or write: No space left on device\n"
 
 
-def test_a_closed_stdout_is_one_line_and_a_closed_stderr_keeps_nothing_back() -> None:
-    words = f"{sys.executable} {ROOT / 'infer.py'} pairs"
-    shut = subprocess.run(["sh", "-c", f"{words} >&-"], capture_output=True, text=True, check=False, timeout=60)
-    assert (shut.returncode, shut.stderr) == (1, "error: stdout is closed\n")
-    told = subprocess.run(
-        ["sh", "-c", f"SPEC_TEMPERATUR=1 {words} 2>&-"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert told.returncode == 0
-    assert told.stdout
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [("pairs >&-", 1, "error: stdout is closed\n"), ("run <&-", 2, "error: no prompt: stdin is closed\n")],
+)
+def test_a_closed_stdout_or_stdin_is_one_line(words: str, code: int, line: str) -> None:
+    command = f"{sys.executable} {ROOT / 'infer.py'} {words}"
+    process = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert (process.returncode, process.stderr) == (code, line)
 
 
-def test_a_closed_stdin_is_a_usage_error() -> None:
-    words = f"{sys.executable} {ROOT / 'infer.py'} run <&-"
-    process = subprocess.run(["sh", "-c", words], capture_output=True, text=True, check=False, timeout=60)
-    assert (process.returncode, process.stderr) == (2, "error: no prompt: stdin is closed\n")
+def test_a_closed_stderr_keeps_nothing_back() -> None:
+    command = f"SPEC_TEMPERATUR=1 {sys.executable} {ROOT / 'infer.py'} pairs 2>&-"
+    process = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode == 0
+    assert process.stdout
 
 
 def test_ctrl_c_anywhere_is_130_without_a_traceback(tmp_path: Path) -> None:

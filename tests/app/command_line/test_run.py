@@ -127,14 +127,18 @@ def test_quiet_says_nothing_but_the_answer(options: ModelOptions, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("prompt", ["", " \n"])
-def test_an_empty_prompt_is_refused(options: ModelOptions, prompt: str) -> None:
-    refused(run_once, Settings(), options, prompt, as_json=False, kind=UsageError, match="the prompt is empty")
-
-
-def test_a_prompt_longer_than_the_context_is_refused_in_one_line(options: ModelOptions) -> None:
-    too_long = r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$"
-    refused(run_once, Settings(quiet=True), options, "x" * 5000, as_json=False, kind=UsageError, match=too_long)
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("", "the prompt is empty"),
+        (" \n", "the prompt is empty"),
+        ("x" * 5000, r"^the prompt is 5,\d{3} tokens, the context holds 4,096 .*$"),
+    ],
+)
+def test_a_prompt_that_is_empty_or_longer_than_the_context_is_refused_in_one_line(
+    options: ModelOptions, prompt: str, told: str
+) -> None:
+    refused(run_once, Settings(quiet=True), options, prompt, as_json=False, kind=UsageError, match=told)
 
 
 def test_the_template_and_the_system_prompt_are_in_what_the_model_reads(options: ModelOptions) -> None:

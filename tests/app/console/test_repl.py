@@ -305,13 +305,14 @@ def test_an_error_while_decoding_is_one_line_and_the_next_turn_works(
     def out_of_memory(*_: Any, **__: Any) -> Any:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory: 99 GB")
 
-    def break_(state: ConsoleState) -> None:
-        monkeypatch.setattr(Lane, "run", out_of_memory)
-
-    def mend(state: ConsoleState) -> None:
-        monkeypatch.undo()
-
-    ran = run_lines(catalogue, "one", break_, "two", mend, "three")
+    ran = run_lines(
+        catalogue,
+        "one",
+        lambda _: monkeypatch.setattr(Lane, "run", out_of_memory),
+        "two",
+        lambda _: monkeypatch.undo(),
+        "three",
+    )
     assert ran.after("two").startswith("error: out of memory")
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "three"]
     assert "Traceback" not in ran.text
@@ -334,13 +335,13 @@ def interrupt_after(events: int, monkeypatch: pytest.MonkeyPatch, times: int = 1
 def test_ctrl_c_keeps_the_partial_answer_and_the_next_turn_works(
     catalogue: Path, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def arm(state: ConsoleState) -> None:
-        interrupt_after(events, monkeypatch)
-
-    def disarm(state: ConsoleState) -> None:
-        monkeypatch.undo()
-
-    ran = run_lines(catalogue, arm, "one", disarm, "two")
+    ran = run_lines(
+        catalogue,
+        lambda _: interrupt_after(events, monkeypatch),
+        "one",
+        lambda _: monkeypatch.undo(),
+        "two",
+    )
     first, second = ran.state.chat.turns
     assert first.reason == "interrupted"
     assert 0 < len(first.answer) < 12
@@ -352,13 +353,14 @@ def test_ctrl_c_keeps_the_partial_answer_and_the_next_turn_works(
 def test_ctrl_c_before_the_first_token_changes_nothing_and_keeps_the_message(
     catalogue: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def arm(state: ConsoleState) -> None:
-        interrupt_after(1, monkeypatch)
-
-    def disarm(state: ConsoleState) -> None:
-        monkeypatch.undo()
-
-    ran = run_lines(catalogue, "one", arm, "x" * 300, disarm, "two")
+    ran = run_lines(
+        catalogue,
+        "one",
+        lambda _: interrupt_after(1, monkeypatch),
+        "x" * 300,
+        lambda _: monkeypatch.undo(),
+        "two",
+    )
     assert "no token came: the conversation is unchanged" in ran.after("x" * 300)
     assert ran.reader.defaults[-2] == "x" * 300
     assert [turn.user for turn in ran.state.chat.turns] == ["one", "two"]

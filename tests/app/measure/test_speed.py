@@ -62,8 +62,8 @@ def test_costs_are_the_seconds_of_passes_over_n_tokens_behind_the_context(clock:
     assert warm.measure_costs(network, counts=(1, 4, 8), context=20, repeats=3) == {1: 3.0, 4: 6.0, 8: 10.0}
     assert network.fed[0] == (20, 0, 0, 1)
     assert set(network.fed[1:]) == {(1, 20, 20, 1), (4, 20, 20, 4), (8, 20, 20, 8)}
-    turns = [count for count, *_ in network.fed[1:]]
-    assert turns == [1, 4, 8] * 4  # a warm-up and three repeats, never one length several times in a row
+    # a warm-up and three repeats, never one length several times in a row
+    assert [count for count, *_ in network.fed[1:]] == [1, 4, 8] * 4
 
 
 def test_a_context_longer_than_the_model_is_cut(clock: list[float]) -> None:

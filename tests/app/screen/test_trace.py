@@ -95,25 +95,34 @@ def test_a_round_shows_how_confident_its_drafter_was() -> None:
     )
 
 
-def test_a_draft_shows_both_probabilities_its_chance_and_its_fate() -> None:
-    assert {*shown(rule="ratio").split("\n")} >= {
-        ' 1  " river"            q  .95  p  .90  chance  .95  accepted',
-        ' 2  " is"               q  .70  p  .80  chance 1.00  accepted',
-        ' 3  " down"             q  .40  p  .10  chance  .25  rejected',
-        ' 4  " sea"              not examined                 discarded',
-        '    " toward"  from the target (correction), top-2 gap 0.500',
-        "round 1  gamma 4  accepted 2/4  22.0 ms",
-    }
-
-
-def test_the_opening_round_is_the_prefill_and_endings_are_told() -> None:
-    assert {*shown().split("\n")} >= {
-        "prefill  22.0 ms",
-        '    "A"  from the target (own token), top-2 gap 4.250',
-        '    "↵"  from the target (bonus), top-2 gap 0.062',
-        "round 3  gamma 0  nothing drafted  22.0 ms",
-        "    ended by an accepted stop token",
-    }
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (  # both probabilities of a draft, its chance and its fate
+            {"rule": "ratio"},
+            [
+                ' 1  " river"            q  .95  p  .90  chance  .95  accepted',
+                ' 2  " is"               q  .70  p  .80  chance 1.00  accepted',
+                ' 3  " down"             q  .40  p  .10  chance  .25  rejected',
+                ' 4  " sea"              not examined                 discarded',
+                '    " toward"  from the target (correction), top-2 gap 0.500',
+                "round 1  gamma 4  accepted 2/4  22.0 ms",
+            ],
+        ),
+        (  # the opening round, which is the prefill, and endings
+            {},
+            [
+                "prefill  22.0 ms",
+                '    "A"  from the target (own token), top-2 gap 4.250',
+                '    "↵"  from the target (bonus), top-2 gap 0.062',
+                "round 3  gamma 0  nothing drafted  22.0 ms",
+                "    ended by an accepted stop token",
+            ],
+        ),
+    ],
+)
+def test_drafts_show_their_fate_and_rounds_how_they_began_and_ended(options: dict[str, Any], lines: list[str]) -> None:
+    assert {*shown(**options).split("\n")} >= {*lines}
 
 
 @pytest.mark.parametrize(

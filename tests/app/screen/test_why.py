@@ -111,8 +111,7 @@ def tracks_of(made: Made) -> list[Track]:
     seconds = (made.plain_ms - PLAIN_MS) / 1000
     slowed = [step.verify_s + seconds * (at % 2) for at, step in enumerate(plain)]
     plain = [Step(**{**to_fields(step), "verify_s": took}) for step, took in zip(plain, slowed, strict=True)]
-    every = {"ar": plain, "spec": own}
-    return [track_of(name, every[name], made) for name in made.lanes]
+    return [track_of(name, {"ar": plain, "spec": own}[name], made) for name in made.lanes]
 
 
 def to_fields(step: Step) -> dict[str, Any]:

@@ -278,8 +278,7 @@ def test_a_token_keeps_the_name_of_who_brought_it() -> None:
     m, s, b = "maxgram", "small", "base"
     first = [m, m, m, s, *[m] * 5, b, *[m] * 5, s, *[m] * 10, s, m]  # positions 2 … 29
     assert [SOURCES[index] for index in run[0].source] == first
-    second = [*[m] * 5, s, *[m] * 10, b, s]  # positions 12 … 29
-    assert [SOURCES[index] for index in run[1].source] == second
+    assert [SOURCES[index] for index in run[1].source] == [*[m] * 5, s, *[m] * 10, b, s]  # positions 12 … 29
 
 
 def test_calls_add_up_over_all_models_and_levels() -> None:

@@ -20,9 +20,20 @@ from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Budget, Draft, FixedPace, Limits, Rows
 from sampling.verify.rules import Review
-from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import answers, crossed, decode, drafting, emitted, greedy, sample_counts, sampler, steps, tiers
+from tests.support.runs import (
+    answers,
+    crossed,
+    decode,
+    drafting,
+    emitted,
+    enumeration_error,
+    greedy,
+    sample_counts,
+    sampler,
+    steps,
+    tiers,
+)
 from tests.support.students import PrefixLM, close, fed, make_drafter, make_student, make_target, text
 from tests.support.toys import PointDrafter
 
@@ -182,16 +193,13 @@ def test_laws_that_are_passed_up_cover_all_ids() -> None:
 def test_glide_over_point_masses_emits_the_targets_law_to_the_last_digit(drafts: Any, lenience: float) -> None:
     """V = 4, two of them likely, one outside the student's list; three tokens behind the opening one."""
     target, law = make_target(4, seed=3, dtype=torch.float64), NaiveLaw(top_k=2)
-    lm, oracle = CausalLM(target), PrefixLM(target)
+    oracle = PrefixLM(target)
     drafter = cascade_of(
         [make_drafter(make_student("glide", target, short=[0, 1, 3])), points(4)], [[1, 1], [0, 1]], lenience
     )
     prompt = [0, 1, 0, greedy_answer(oracle, [0, 1, 0], 1)[0]]
-
-    def run(sampler: BranchingSampler) -> tuple[int, ...]:
-        return tuple(answers(lm, [prompt], drafter, sampler, length=4, gamma=64)[0])
-
-    assert distance(enumerate_runs(run, law, drafts), exact_law(oracle, prompt, law, 4)) < EXACT
+    options = {"length": 4, "gamma": 64, "law": law, "drafts": drafts, "oracle": oracle}
+    assert enumeration_error(CausalLM(target), lambda: drafter, prompt=prompt, **options) < EXACT
 
 
 SAMPLERS: dict[str, dict[str, Any]] = {"rejection": {}, "gumbel": {"coupling": "gumbel"}}

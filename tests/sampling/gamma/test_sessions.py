@@ -73,8 +73,7 @@ def test_an_answer_drafts_from_its_first_rounds_whatever_a_draft_costs(c: float)
         pace.begin()
         allowed = []
         for _ in range(40):
-            budget = pace.budget([0])
-            allowed.append(budget.max_depth[0])
+            allowed.append(pace.budget([0]).max_depth[0])
             nodes, width = (min(4, allowed[-1]), 1.2) if allowed[-1] else (0, 1.0)
             second = PASS * noise.lognormvariate(0, 0.05)
             step = make_step(allowed[-1], nodes, nodes, second * c * bool(nodes), second * width)

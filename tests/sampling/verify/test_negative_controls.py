@@ -17,6 +17,7 @@ import sampling.verify.rules
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows, Rule, Sampler, Verdict
+from tests.sampling.verify.test_chi_square import PROMPT as START, target as toy_target
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support.branching import BranchingSampler, Script, softmax
 from tests.support.mutants import (
@@ -51,11 +52,7 @@ real_verify = sampling.verify.rules.verify
 NARROW = NaiveLaw(temperature=0.7, top_k=2)
 
 
-def model(kind: type[ModelDrafter] = ModelDrafter) -> Callable[[], Drafter]:
-    return lambda: kind(TableLM(3, seed=7))
-
-
-def law_drafter(kind: type[LawDrafter]) -> Callable[[], Drafter]:
+def model(kind: type[ModelDrafter | LawDrafter] = ModelDrafter) -> Callable[[], Drafter]:
     return lambda: kind(TableLM(3, seed=7))
 
 
@@ -77,7 +74,7 @@ VERIFIERS: dict[str, tuple[type[NaiveVerify], Callable[[], Drafter], Any]] = {
 DRAFTERS: dict[str, tuple[Callable[[], Drafter], Any]] = {
     "raw q": (model(RawLaw), NARROW),
     "q passed up one position late": (model(ShiftedLaw), softmax),
-    "a drawn token dropped": (law_drafter(DropsUnsure), softmax),
+    "a drawn token dropped": (model(DropsUnsure), softmax),
     "cut after the draw": (model(CutAfterTheDraw), softmax),
     "greedy drafts called a law": (model(GreedyCalledLaw), softmax),
 }
@@ -90,7 +87,7 @@ def test_enumeration_catches_a_wrong_verifier(name: str, monkeypatch: pytest.Mon
     assert error(make, law) > CAUGHT
 
 
-@pytest.mark.parametrize("make", [model(), point, law_drafter(LawDrafter)])
+@pytest.mark.parametrize("make", [model(), point, model(LawDrafter)])
 @pytest.mark.parametrize("law", [softmax, NARROW])
 def test_the_unmutated_naive_verifier_passes(
     make: Callable[[], Drafter], law: Any, monkeypatch: pytest.MonkeyPatch
@@ -126,12 +123,6 @@ def test_enumeration_catches_shared_random_numbers(
 
 
 # -- chi-square through the real sampler ------------------------------------------------------------
-
-START = [3, 1, 3, 1, 3]
-
-
-def toy_target() -> TableLM:
-    return TableLM(8, seed=21, sharpness=1.2, dtype=torch.float32)
 
 
 def far_drafter() -> TableLM:

@@ -18,9 +18,9 @@ from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.models.causal import CausalLM
 from sampling.sampler import KeyedSampler
 from sampling.types import Draft, Drafter, Rows
+from tests.sampling.verify.test_chi_square import PROMPT as START, V, model, target as target_lm
 from tests.sampling.verify.test_enumeration import EXACT, PROMPT, sure_start
 from tests.support import cascades
-from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, same_or_tied, transformers_greedy
 from tests.support.runs import answers, crossed, enumeration_error, sample_counts
 from tests.support.students import KINDS, PrefixLM, make_drafter, make_student, make_target
@@ -76,13 +76,10 @@ def test_cascades_and_chains_too(name: str, lenience: float) -> None:
 def test_trained_drafters_with_a_short_list_too(kind: str, drafts: Any) -> None:
     """V = 4, one id outside the student's list; its law covers the whole vocabulary under such processors."""
     target = make_target(4, seed=3, dtype=torch.float64)
-    lm, drafter = CausalLM(target), make_drafter(make_student(kind, target, short=[0, 1, 3]))
-    law, prompt = NaiveLaw(top_k=2, repetition_penalty=1.8, no_repeat_ngram=2), [0, 1, 0, 2]
-
-    def run(sampler: BranchingSampler) -> tuple[int, ...]:
-        return tuple(answers(lm, [prompt], drafter, sampler, length=4, gamma=2)[0])
-
-    assert distance(enumerate_runs(run, law, drafts), exact_law(PrefixLM(target), prompt, law, 4)) < EXACT
+    drafter = make_drafter(make_student(kind, target, short=[0, 1, 3]))
+    law = NaiveLaw(top_k=2, repetition_penalty=1.8, no_repeat_ngram=2)
+    options = {"prompt": [0, 1, 0, 2], "length": 4, "gamma": 2, "drafts": drafts, "law": law}
+    assert enumeration_error(CausalLM(target), lambda: drafter, oracle=PrefixLM(target), **options) < EXACT
 
 
 # -- the negative control -------------------------------------------------------------------------
@@ -109,26 +106,13 @@ def test_ignoring_the_drafts_in_the_prefix_is_caught(name: str, law: str, monkey
 
 # -- counting -------------------------------------------------------------------------------------
 
-V = 8
-START = [3, 1, 3, 1, 3]
 RULES: Rules = {"repetition_penalty": 1.6, "no_repeat_ngram": 2}
 
 
-def target_lm() -> TableLM:
-    return TableLM(V, seed=21, sharpness=1.2, dtype=torch.float32)
-
-
-def near() -> TableLM:
-    """Often right: the target's table with noise on it."""
-    lm = target_lm()
-    lm.table = lm.table + 0.8 * torch.randn(lm.table.shape, generator=torch.Generator().manual_seed(22))
-    return lm
-
-
 COUNTED: dict[str, tuple[Callable[[], Drafter], Rules, Rules]] = {
-    "rejection": (lambda: ModelDrafter(near()), {}, {}),
-    "rejection, shaped": (lambda: ModelDrafter(near()), {}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}),
-    "gumbel": (lambda: ModelDrafter(near()), {"coupling": "gumbel"}, {}),
+    "rejection": (model, {}, {}),
+    "rejection, shaped": (model, {}, {"temperature": 0.8, "top_k": 6, "top_p": 0.9}),
+    "gumbel": (model, {"coupling": "gumbel"}, {}),
     "ngram": (lambda: NgramDrafter(V), {}, {}),
     "cascade": (lambda: cascades.drafter("model < points", 2.0, V), {}, {}),
 }

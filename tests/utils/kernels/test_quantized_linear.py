@@ -158,8 +158,7 @@ def test_rounded_weights_are_those_of_the_naive_twin(kind: str, count: int) -> N
     assert np.array_equal(dense, rounded_twin(weight.numpy(), kind))
     groups = weight.reshape(-1, GROUP)
     span = (groups.amax(1) - groups.amin(1)) / 15 if kind == "q4" else groups.abs().amax(1) / 127
-    step = float(span.max())
-    assert np.abs(dense - weight.numpy()).max() < 0.6 * step
+    assert np.abs(dense - weight.numpy()).max() < 0.6 * float(span.max())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -223,17 +223,28 @@ def test_a_gguf_file_that_says_less_is_the_same_model_or_refused(change: str, tm
     assert refused_keys >= {"architecture", "block_count", "attention.layer_norm_rms_epsilon", "rope.freq_base"}
 
 
-@pytest.mark.parametrize("role", ["bos", "eos", "eot", "eom", "unknown", "padding"])
-def test_an_id_beyond_the_vocabulary_of_a_gguf_file_is_named(role: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "name", "value", "told"),
+    [
+        *(
+            ("metadata", name, (272, gguf.GGUFValueType.UINT32), f"m.gguf has 272 tokens, and {name} is 272")
+            for role in ("bos", "eos", "eot", "eom", "unknown", "padding")
+            for name in [f"tokenizer.ggml.{role}_token_id"]
+        ),
+        (
+            "tensors",
+            "rope_freqs.weight",
+            np.ones(16, np.float16),
+            "m.gguf: rope_freqs.weight is F16, where factors of positions are F32",
+        ),
+    ],
+)
+def test_ids_beyond_the_vocabulary_and_factors_of_positions_in_another_type_are_refused(
+    part: str, name: str, value: Any, told: str, tmp_path: Path
+) -> None:
     contents = contents_of(random_model("llama"), "llama")
-    contents.metadata[f"tokenizer.ggml.{role}_token_id"] = (272, gguf.GGUFValueType.UINT32)
-    refused(
-        convert,
-        contents.write(tmp_path / "m.gguf"),
-        tmp_path / "m",
-        weights=False,
-        match=f"^m.gguf has 272 tokens, and tokenizer.ggml.{role}_token_id is 272$",
-    )
+    getattr(contents, part)[name] = value
+    refused(convert, contents.write(tmp_path / "m.gguf"), tmp_path / "m", weights=False, match=f"^{told}$")
 
 
 @pytest.mark.parametrize(("split", "known"), [("llama-bpe", True), ("gpt-2", True), ("foo", False), ("falcon", False)])
@@ -243,18 +254,6 @@ def test_a_way_to_split_text_is_known_or_the_gguf_file_is_refused(split: str, kn
     outcome = logits_or_line(partial(converted_logits, contents.write(tmp_path / "m.gguf"), tmp_path / "m"))
     assert isinstance(outcome, Tensor) == known
     assert known or f"tokenizer.ggml.pre is '{split}'" in str(outcome)
-
-
-def test_factors_of_positions_in_another_type_are_refused(tmp_path: Path) -> None:
-    contents = contents_of(random_model("llama"), "llama")
-    contents.tensors["rope_freqs.weight"] = np.ones(16, np.float16)
-    refused(
-        convert,
-        contents.write(tmp_path / "m.gguf"),
-        tmp_path / "m",
-        weights=False,
-        match=r"m.gguf: rope_freqs.weight is F16, where factors of positions are F32$",
-    )
 
 
 @pytest.mark.parametrize("key", ["general.alignment", "split.count"])

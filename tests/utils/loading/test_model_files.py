@@ -181,8 +181,7 @@ def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_cleans_up(ggu
     )
     folder = cache / "converted"
     assert [path.name for path in folder.iterdir()] == [f"{'d' * 16}.lock"]
-    left = folder / f"{'d' * 16}.partial-1"  # as a killed process leaves it
-    left.mkdir()
+    (folder / f"{'d' * 16}.partial-1").mkdir()  # as a killed process leaves it
     converted(lambda: gguf_file, "d" * 64)
     assert sorted(path.name for path in folder.iterdir()) == ["d" * 16, f"{'d' * 16}.lock"]
 

@@ -117,20 +117,12 @@ def test_our_own_kinds_are_made_at_load_and_run_as_one_pass(tmp_path):
 
 
 @compiled
-def test_our_own_kinds_say_where_they_do_not_run():
-    refused(
-        quantization_config,
-        "q4",
-        torch.device("cpu"),
-        torch.bfloat16,
-        match="q4 computes in float32 on the cpu, got bfloat16 on cpu",
-        kind=UsageError,
-    )
-    refused(
-        quantization_config,
-        "q8",
-        torch.device("cuda"),
-        torch.float32,
-        match="q8 computes in float32 on the cpu, got float32 on cuda",
-        kind=UsageError,
-    )
+@pytest.mark.parametrize(
+    ("kind", "device", "dtype", "told"),
+    [
+        ("q4", "cpu", torch.bfloat16, "q4 computes in float32 on the cpu, got bfloat16 on cpu"),
+        ("q8", "cuda", torch.float32, "q8 computes in float32 on the cpu, got float32 on cuda"),
+    ],
+)
+def test_our_own_kinds_say_where_they_do_not_run(kind, device, dtype, told):
+    refused(quantization_config, kind, torch.device(device), dtype, match=told, kind=UsageError)

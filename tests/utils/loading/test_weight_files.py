@@ -33,8 +33,7 @@ def refusal(place: Path) -> str:
 
 
 def test_a_folder_without_the_weights_that_are_read_says_what_it_has(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.rename(folder / "consolidated.safetensors")
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
     assert refusal(folder).endswith("neither model.safetensors nor its index is there, it has consolidated.safetensors")
 
 

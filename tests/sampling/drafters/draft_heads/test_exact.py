@@ -22,9 +22,20 @@ from sampling.events import Finished
 from sampling.loop import generate
 from sampling.models.causal import CausalLM
 from sampling.types import Budget, Draft, Limits, Rows, Sampler
-from tests.support.branching import BranchingSampler, distance, enumerate_runs
 from tests.support.reference import NaiveLaw, chi_square_p, exact_law, greedy_answer
-from tests.support.runs import after, answers, crossed, decode, emitted, greedy, sample_counts, sampler, steps, tiers
+from tests.support.runs import (
+    after,
+    answers,
+    crossed,
+    decode,
+    emitted,
+    enumeration_error,
+    greedy,
+    sample_counts,
+    sampler,
+    steps,
+    tiers,
+)
 from tests.support.students import KINDS, STATES, PrefixLM, make_drafter, make_student, make_target, text
 
 EXACT, FAIL_BELOW = 1e-9, 1e-6
@@ -45,15 +56,11 @@ def enumerated(
 ) -> float:
     """The largest error of a probability of `length` tokens; V = 4, gamma 2, one id outside the student's list."""
     target = make_target(4, seed=3, dtype=torch.float64)
-    lm = CausalLM(target)
     drafter = make(MASKED[kind](4) if kind in MASKED else make_drafter(make_student(kind, target, [0, 1, 3], **shape)))
     # The opening round draws without a draft: start behind each of its tokens instead of forking there.
     prompt = [*PROMPT, greedy_answer(PrefixLM(target), PROMPT, 1)[0]]
-
-    def run(sampler: BranchingSampler) -> tuple[int, ...]:
-        return tuple(answers(lm, [prompt], drafter, sampler, length=length, gamma=2)[0])
-
-    return distance(enumerate_runs(run, law, drafts), exact_law(PrefixLM(target), prompt, law, length))
+    options = {"length": length, "gamma": 2, "law": law, "drafts": drafts, "oracle": PrefixLM(target)}
+    return enumeration_error(CausalLM(target), lambda: drafter, prompt=prompt, **options)
 
 
 def pard(size: int) -> ModelDrafter:
