@@ -61,8 +61,8 @@ def _split(
 ) -> Iterator[tuple[IdTuple, IdTuple]]:
     """Yield each row as (prompt, answer). `starts` and `prompt_tokens` as in :func:`read_answers`."""
     if starts is None and not prompt_tokens:
-        asked = "say which prompts they begin with, or how many tokens those have"
-        raise UserError(f"{file}: its rows hold prompts and answers together: {asked}")
+        needed = "say which prompts they begin with, or how many tokens those have"
+        raise UserError(f"{file}: its rows hold prompts and answers together: {needed}")
     if starts is not None and prompt_tokens:
         raise UserError(
             f"{file}: the prompts tell their tokens: prompt_tokens must be 0 beside them, got {prompt_tokens}"

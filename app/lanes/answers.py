@@ -263,7 +263,7 @@ def run_lane(
 
 
 def _parts(plain: Answer, other: Answer) -> tuple[Sequence[int] | str, Sequence[int] | str]:
-    """Return what is compared of two answers: the ids, or the texts if a server, whose ids are others, gave one."""
+    """Return the parts of two answers to compare: the ids, or the texts if a server, whose ids are others, gave one."""
     served = plain.stats.served or other.stats.served
     return (plain.text, other.text) if served else (plain.ids, other.ids)
 

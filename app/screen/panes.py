@@ -58,7 +58,7 @@ RATES_NOTE = "seconds and rates leave prefill out"
 _POSITIONS = 12  # draft positions whose acceptance is shown
 _DIGITS = "0123456789"
 _LEAST = 6  # bars of rounds that must fit into a row; with less room the rates, then the row are left out
-_SPANS = 8  # the rates have one value for so many columns of the screen
+_SPANS = 8  # columns of the screen that share one value of the rates
 
 
 class Round(NamedTuple):

@@ -66,7 +66,7 @@ class ModelWorth:
         return gain * left > self._price * rows or alone or retry
 
     def ran(self) -> None:
-        """Note that a pass offered something: rounds without one are counted anew."""
+        """Note that a pass offered something: the count of rounds without one begins again."""
         self._rounds_without = 0
 
     def learn(self, depth: int, tokens: int, left: float) -> None:
