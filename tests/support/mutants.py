@@ -155,7 +155,8 @@ def inverse_draw(law: Tensor, u: float) -> int:
 
 def filled(draft: Draft) -> Rows:
     """The drafts of each row, followed by ids 0 up to the draft's width."""
-    return [[*row, *[0] * (draft.width - len(row))] for row in draft.tokens]
+    width = draft.width
+    return [[*row, *[0] * (width - len(row))] for row in draft.tokens]
 
 
 # -- mutant drafters ------------------------------------------------------------------------------
