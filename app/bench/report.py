@@ -111,8 +111,7 @@ def calls_cell(row: SummaryFields) -> str:
 
 def reviews_cell(row: SummaryFields) -> str:
     """Return, for each reviewer of a cascade, the drafts that it accepted over those that it examined."""
-    passed = (f"{model} {count['accepted']}/{count['examined']}" for model, count in row["reviews"].items())
-    return ", ".join(passed) or "-"
+    return ", ".join(f"{model} {n['accepted']}/{n['examined']}" for model, n in row["reviews"].items()) or "-"
 
 
 MEANINGS = {  # by column of the table of methods

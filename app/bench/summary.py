@@ -192,8 +192,8 @@ def _rounded(value: Any) -> Any:
 
 def _of_server(timed: Timed) -> dict[str, int]:
     """Return the counts that a server reported over the answers, such as those of its drafts."""
-    counts = timed.total.report._asdict() if timed.total.report else {}
-    return {name: count for name, count in counts.items() if isinstance(count, int)}
+    report = timed.total.report
+    return {name: count for name, count in report._asdict().items() if isinstance(count, int)} if report else {}
 
 
 def _mean_gamma(timed: Timed) -> float | None:

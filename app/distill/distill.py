@@ -245,7 +245,9 @@ def _examples(
 ) -> list[Examples] | None:
     """Return the examples of each part of the texts. The target's outputs on them are kept in the folder `features`;
     an eagle3 head's are not, and are computed again for each batch. None if interrupted."""
-    network, reads = engine.target.network, draft_head.config.reads
+    network = engine.target.network
+    # The last state is kept anyway, and a feature head reads it from there.
+    reads = tuple(state for state in draft_head.config.reads if args.kind != "feature" or state != -1)
     if args.kind == "eagle":
         return [StreamedExamples(network, part, reads) for part in parts]
     facts, layers = target_facts(engine, options), draft_head.target_layers(network.layers)
@@ -422,7 +424,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
     """Return the draft head's shape, with `listed` ids in its short list. UsageError for numbers that do not fit
     together."""
     model = engine.loaded.target.model
-    plain = shape_for(model, args.kind)
+    plain, several = shape_for(model, args.kind), args.reads == "several"
     keys = None
     if args.heads is not None:
         width = args.hidden or plain.hidden_size
@@ -432,6 +434,7 @@ def config_for(engine: PairEngine, args: Namespace, listed: int) -> DraftHeadCon
     return shape_for(
         model,
         args.kind,
+        several,
         num_hidden_layers=args.layers,
         hidden_size=args.hidden,
         intermediate_size=args.intermediate,
@@ -491,6 +494,7 @@ def draft_head_for(engine: PairEngine, args: Namespace, learned: Sequence[Passag
         window=max(old.config.window, seen) if old.config.window else 0,  # 0: no limit, it reads the whole text
         block_size=wanted.block_size,
         recency=wanted.recency,
+        reads=old.config.reads or wanted.reads,
     )
     return continued(old, changed, device)
 

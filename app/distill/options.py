@@ -43,6 +43,7 @@ _SHAPE = (
     Field("hidden", Whole(8, 65_536), None, "its width (default: the target's)"),
     Field("heads", Whole(1, 1024), None, "its attention heads (default: the target's)"),
     Field("intermediate", Whole(8, 1_000_000), None, "its MLP's width (default: the target's)"),
+    Field("reads", Choice(("last", "several")), "last", "the target's states that it reads (feature)"),
     Field("start", _FOLDER, None, "a trained drafter of this shape to train further"),
     Field("bits", Choice(("16", "4")), "16", "bits of the stored weights"),
     Field("short_list", Whole(0), 4096, "ids of its head, the most frequent ones; 0: all"),
@@ -74,7 +75,7 @@ DATA_NAMES, TABLES_NAMES, TRAINING_NAMES = (
 )
 _ONLY_FOR = {
     "steps": ("feature", "eagle3"),
-    "linear_start": ("feature",),
+    **dict.fromkeys(("linear_start", "reads"), ("feature",)),
     "bits": ("plain", "glide", "feature"),
     "lag": ("glide",),
     "recency": ("glide",),

@@ -155,7 +155,7 @@ _ALONE = (
     DrafterRow(
         "feature",
         "feature drafter",
-        "reads the target's last hidden state",
+        "reads the target's last hidden state, or several",
         "sampling.drafters.draft_model:build_head",
         needs="feature",
         lm="sampling.drafters.draft_heads.eagle:FeatureLM",

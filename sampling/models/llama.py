@@ -133,12 +133,13 @@ Map = Callable[[Tensor], Tensor]
 
 
 def norm_of(module: HfModel, frozen: bool) -> Map:
-    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity stays.
+    """x / rms(x) · weight over the last dimension, from a module with a weight and an epsilon; an Identity stays, and a
+    norm of several parts (sampling/drafters/draft_heads/modules.py).
 
     For a frozen module twice as fast: rms(x) = hypot(‖x‖, √(εH)) / √H, with √H taken into the weight.
     """
-    if isinstance(module, nn.Identity):
-        return module
+    if isinstance(module, nn.Identity) or getattr(module, "parts", 1) > 1:
+        return cast(Map, module)
     eps = float(module.variance_epsilon)
     if not frozen:
         return lambda x: F.rms_norm(x, module.weight.shape, module.weight, eps)

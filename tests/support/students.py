@@ -21,7 +21,7 @@ from sampling.drafters.draft_heads.modules import DraftHead
 from sampling.drafters.draft_heads.network import StudentNetwork
 from sampling.drafters.draft_model import ModelDrafter
 from sampling.models.causal import CausalLM, CausalSession
-from sampling.types import Budget, Draft, Rows, Sampler
+from sampling.types import Budget, Draft, Hidden, Rows, Sampler
 
 KINDS = ("plain", "glide", "feature", "eagle")
 BLOCKS: dict[str, dict[str, Any]] = {  # kinds that draft a block at once, and what their configuration says
@@ -143,7 +143,7 @@ def text(seed: int, count: int, vocab: int = 40) -> list[int]:
     return torch.randint(0, vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def fed(target: Any, rows: Rows, held: list[int], hidden: bool = False) -> CausalSession:
+def fed(target: Any, rows: Rows, held: list[int], hidden: Hidden = False) -> CausalSession:
     """A target's session that holds the first `held[b]` tokens of each row (of one row none is possible)."""
     session = CausalLM(target).open(rows, hidden=hidden)
     if any(held):

@@ -14,8 +14,9 @@ from utils.catalogue.heads import BLOCK_KINDS, PUBLISHED_KINDS
 from utils.errors import UsageError, UserError
 
 
-def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
+def shape_for(target: nn.Module, kind: str, several: bool = False, **changes: Any) -> DraftHeadConfig:
     """Return a draft head's shape: the target's width and heads and one layer, but for `changes` (None: no change).
+    `several`: a feature head that reads the three states of EAGLE-3 beside the last one.
 
     Raises UserError for a target whose shape cannot be read or that has too few layers, UsageError for numbers that do
     not go together.
@@ -40,17 +41,18 @@ def shape_for(target: nn.Module, kind: str, **changes: Any) -> DraftHeadConfig:
             "rms_norm_eps": getattr(large, "rms_norm_eps", 1e-5),
             "rope_theta": (getattr(large, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
         }
+        usual = usual_reads(large.num_hidden_layers)
     except AttributeError as error:
         raise UserError(f"no draft head can be made for a {type(target).__name__}: {error}") from None
+    if several or kind in PUBLISHED_KINDS:
+        values["reads"] = (-1, *usual) if several else tuple(usual)
     given = {name: value for name, value in changes.items() if value is not None}
-    if kind in PUBLISHED_KINDS:
-        values["reads"] = tuple(usual_reads(large.num_hidden_layers))
+    if (several or kind == "eagle") and (len(usual) < 3 or usual[0] < 2):
+        raise UserError(
+            f"{'a head of several states' if several else 'EAGLE-3'} reads three states of its target, one of "
+            f"{large.num_hidden_layers} layers has too few: it needs 7"
+        )
     if kind == "eagle":
-        if len(values["reads"]) < 3 or values["reads"][0] < 2:
-            raise UserError(
-                f"EAGLE-3 reads three states of its target, one of {large.num_hidden_layers} layers has too few: it "
-                "needs 7"
-            )
         # The norms that *speculators* 0.9 trains with.
         values |= dict.fromkeys(("wide", "norm_before_fc", "norm_before_residual", "norm_output"), True)
     if kind in BLOCK_KINDS:
@@ -81,15 +83,14 @@ def new_draft_head(config: DraftHeadConfig, target: Any, short_list: list[int], 
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5 / 2)
     trunk: Any = head.model
-    rows = plain(target.get_output_embeddings()).weight.detach().float()
-    if config.hidden_size == rows.shape[1]:
+    rows, width = plain(target.get_output_embeddings()).weight.detach().float(), config.hidden_size
+    if width == rows.shape[1]:
         embedding = plain(target.get_input_embeddings()).weight.detach()
         trunk.embed_tokens.weight = nn.Parameter(embedding.float(), requires_grad=False)
         head.lm_head.weight = nn.Parameter((rows[head.ids] if config.short_list else rows).clone())
-    width = config.hidden_size
     for joined in (trunk.join_feature, trunk.join_state) if config.kind == "feature" else ():
-        if joined.weight.shape[0] == joined.weight.shape[1]:
-            nn.init.eye_(joined.weight)
+        if width == config.large_hidden_size:
+            nn.init.eye_(joined.weight)  # of several states the first, the last layer's
     if hasattr(trunk, "markov_head"):
         nn.init.zeros_(trunk.markov_head.markov_w2.weight)
     if hasattr(trunk, "fc") and width == config.large_hidden_size:
@@ -109,20 +110,22 @@ def start_linear(draft_head: DraftHead, examples: Examples, ridge: float = 100.0
     target's next state on `examples` (ridge regression; its layers add nothing at first)."""
     trunk: Any = draft_head.model
     width = trunk.join_embed.in_features
+    others = trunk.join_feature.in_features - width  # numbers of states between layers, which the map does not read
     square, product, size, count = torch.zeros(2 * width, 2 * width), torch.zeros(2 * width, width), 0.0, 0
     with torch.no_grad():
         for index in range(len(examples.lengths)):
             example = examples.take([index])[0]
             first = max(1, example.start - 1)
             token, hidden = trunk.embed_tokens(example.ids[first:]), example.hidden.float()
-            entered = torch.cat((trunk.feature_norm(hidden[first - 1 : -1]), trunk.embed_norm(token)), dim=-1)
+            before = nn.functional.pad(hidden[first - 1 : -1], (0, others))
+            entered = torch.cat((trunk.feature_norm(before)[:, :width], trunk.embed_norm(token)), dim=-1)
             square, product = square.addmm_(entered.T, entered), product.addmm_(entered.T, hidden[first:])
             size, count = size + float(hidden[first:].square().mean(dim=-1).sqrt().sum()), count + len(entered)
         square.diagonal().add_(ridge)
         theirs, embed = torch.linalg.solve(square, product).split(width)
         trunk.join_embed.weight.copy_(embed.T)
-        for join in (trunk.join_feature, trunk.join_state):
-            join.weight.copy_(theirs.T)
+        trunk.join_feature.weight.copy_(nn.functional.pad(theirs.T, (0, others)))
+        trunk.join_state.weight.copy_(theirs.T)
         trunk.norm.weight.fill_(size / max(count, 1))
         for layer in trunk.layers:
             layer.self_attn.o_proj.weight.zero_()
@@ -139,13 +142,17 @@ def _trainable(head: DraftHead) -> DraftHead:
 def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> DraftHead:
     """Return a draft head with the weights of `old`, to be trained further; all but the embedding are copies.
 
-    `config` may differ in window, block size and recency; new slopes of recency are 0 and change no output at first.
+    `config` may differ in window, block size, recency and, of a feature head of the last state, in the states that it
+    reads. New slopes of recency and the map of new states are 0 and change no output at first.
     """
     with torch.device("meta"):  # no memory for parameters that are replaced
         head = DraftHead(config, old.ids)
-    weights = {name: torch.zeros(value.shape) for name, value in head.state_dict().items() if "recency" in name}
-    weights |= {
-        name: value.detach() if "embed_tokens" in name else value.detach().clone()
+    new = head.state_dict()
+    weights = {name: torch.zeros(value.shape) for name, value in new.items() if "recency" in name}
+    weights |= {  # of new states the map is 0, the norm 1
+        name: value.detach()
+        if "embed_tokens" in name
+        else nn.functional.pad(value, (0, new[name].shape[-1] - value.shape[-1]), value=float(value.dim() == 1))
         for name, value in old.state_dict().items()
     }
     head.load_state_dict(weights, assign=True)

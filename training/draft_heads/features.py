@@ -44,7 +44,7 @@ class Example:
     start: int  # the index of the answer's first token
     hidden: Tensor  # [T, G] the input of the target's head
     kv: dict[int, tuple[Tensor, Tensor]]  # layer → K, V [T, H_kv, D], rotated as in the target's cache
-    read: Tensor | None = None  # [T, K·G] the states that EAGLE-3 and block heads read, beside each other
+    read: Tensor | None = None  # [T, K·G] the states between layers that a head reads, beside each other
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Batch:
     hidden: Tensor  # [B, T, G] the inputs of the target's head
     kv: list[tuple[Tensor, Tensor]]  # of each layer read: K, V [B, H_kv, T, D]
     weight: Tensor  # [B, T] the weight of the target's distribution after each token; 0 at padding
-    read: Tensor | None = None  # [B, T, K·G] the states that EAGLE-3 and block heads read
+    read: Tensor | None = None  # [B, T, K·G] the states between layers that the head reads
 
     @property
     def tokens(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sampling.drafters.draft_heads.config import BlockConfig
 from sampling.drafters.draft_heads.modules import DraftHead
+from sampling.models.cache import joined
 from training.draft_heads.features import Batch
 from utils.catalogue.heads import BLOCK_KINDS
 
@@ -200,4 +201,6 @@ def drafted_states(draft_head: DraftHead, batch: Batch, depth: int) -> list[Tens
 
 def _read(draft_head: DraftHead, batch: Batch) -> Tensor | None:
     """Return the target's states that `DraftHead.states` of this kind reads; None for plain and glide."""
-    return {"feature": batch.hidden, "eagle": batch.read}.get(draft_head.config.kind)
+    last = [batch.hidden] if draft_head.config.kind == "feature" else []
+    between = [batch.read] if draft_head.config.reads and batch.read is not None else []
+    return joined([*last, *between]) if last or between else None

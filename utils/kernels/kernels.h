@@ -159,10 +159,10 @@ typedef struct {
 } Pass;
 
 /* A feature head's pass: a token's embedding and the state before it are joined into x. "theirs" is of the target's
-   states, "own" of the head's. */
+   states, of `parts` layers beside each other, "own" of the head's. */
 typedef struct {
     Pass pass;
-    int64_t large;        /* numbers of a target's state */
+    int64_t large, parts; /* numbers of a layer's state; layers */
     const float *table;   /* the embedding where it is no packed weight */
     const int64_t *kinds; /* of each row, whose state is before it: 0 nobody's, 1 the target's, 2 the head's */
     const float *const *states_before;

@@ -36,7 +36,7 @@ class CompiledStep:
         self._record = PassRecord(
             StepStruct,
             sizes=(self._hidden, config.intermediate_size, config.num_attention_heads, self._shared, self._size),
-            codes={"entered": self._hidden, "theirs": config.large_hidden_size, "own": self._hidden},
+            codes={"entered": self._hidden, "theirs": trunk.join_feature.in_features, "own": self._hidden},
         )
         out = take(student.lm_head)
         self._record.describe(trunk.layers, out, take)
@@ -47,6 +47,7 @@ class CompiledStep:
         self._record.set(
             **own,
             large=config.large_hidden_size,
+            parts=trunk.feature_norm.parts,
             half=True,
             norm=self._record.address(trunk.norm.weight),
             epsilon=config.rms_norm_eps,
@@ -109,7 +110,7 @@ class CompiledStep:
         """Feed one row's tokens from position `first` on; return the logits [1, 1, n] of the last, in the memory `into`
         of an earlier call's if given. The head's states of the tokens are appended to `own`.
 
-        `theirs` are the target's states [S, G], of which the first `valid` are known; after these the head's `own`
+        `theirs` are the target's states [S, K·G], of which the first `valid` are known; after these the head's `own`
         [S, H] replace them, of which `first` are known.
         """
         fed, begin, width = len(tokens), self._begin(first), 4 * self._hidden

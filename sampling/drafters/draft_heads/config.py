@@ -31,7 +31,8 @@ class DraftHeadConfig:
     shared_embedding: bool = False  # the embedding is the target's and not stored
     shared_head: bool = False  # the head's rows are the target's and not stored
     window: int = 0  # positions that it looks back while drafting, as in training; 0 = to the beginning
-    reads: tuple[int, ...] = ()  # eagle: the target's states, concatenated (`sampling.types.Hidden`)
+    # The target's states that it reads, concatenated (`sampling.types.Hidden`); feature: () is the last state alone.
+    reads: tuple[int, ...] = ()
     wide: bool = False  # eagle: the first layer reads token and state side by side (EAGLE-3), else `fc` joins them
     fc_bias: bool = False
     attention_bias: bool = False  # of q, k, v

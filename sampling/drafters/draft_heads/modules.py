@@ -29,15 +29,16 @@ NONE, THEIRS, OWN = range(3)  # the state one position before a token: none, the
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight over the last dimension."""
+    """x / rms(x) · weight over the last dimension, or over each of its `parts` of `size` numbers by itself."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, parts: int = 1) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.variance_epsilon = eps
+        self.weight = nn.Parameter(torch.ones(parts * size))
+        self.variance_epsilon, self.parts = eps, parts
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.variance_epsilon).to(x.dtype)
+        parts, size = x.float().unflatten(-1, (self.parts, -1)), len(self.weight) // self.parts
+        return (F.rms_norm(parts, (size,), None, self.variance_epsilon).flatten(-2) * self.weight).to(x.dtype)
 
 
 class Rotary(nn.Module):
@@ -326,17 +327,17 @@ class Trunk(nn.Module):
     def __init__(self, config: DraftHeadConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        large, count = config.large_hidden_size, len(config.reads) or 1
         if config.kind == "feature":
             self.embed_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.feature_norm = RMSNorm(config.large_hidden_size, config.rms_norm_eps)
+            self.feature_norm = RMSNorm(large, config.rms_norm_eps, count)
             self.state_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
             self.join_embed = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-            self.join_feature = nn.Linear(config.large_hidden_size, config.hidden_size, bias=False)
+            self.join_feature = nn.Linear(count * large, config.hidden_size, bias=False)
             self.join_state = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         if isinstance(config, BlockConfig):
             self._add_block_parts(config)
         if config.is_eagle:
-            large, count = config.large_hidden_size, len(config.reads)
             read = count * large if config.wide else config.hidden_size + count * large
             self.fc = nn.Linear(read, config.hidden_size, bias=config.fc_bias)
             if config.norm_before_fc:
@@ -438,8 +439,7 @@ class DraftHead(nn.Module):
 
         Args:
             ids: [B, T] long, padded on the right.
-            hidden: feature: the target's last hidden states [B, T, G]; EAGLE-3: those that it reads, concatenated
-                [B, T, K·G].
+            hidden: feature and EAGLE-3: the target's hidden states that it reads, concatenated [B, T, K·G].
             kv: glide: the target's keys and values of each layer read, [B, H_kv, T, D].
             offset: glide: start of the mask's first block, 0 … block_size − 1.
             lag: glide: instead of blocks, every position misses the last `lag` tokens, as the draft at that depth does.

@@ -170,6 +170,20 @@ def test_a_trained_drafter_is_trained_further(
         assert capsys.readouterr().err.strip().endswith(said)
 
 
+def test_a_feature_head_goes_on_with_more_of_its_targets_states(
+    deep: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, out = tmp_path / "last", tmp_path / "several"
+    flags = ["--data", str(data), "--student", "feature", *QUICK]
+    assert main(words(deep, first, *flags, "--epochs", "6")) == 0
+    assert main(words(deep, out, *flags, "--reads", "several", "--start", str(first), "--epochs", "3")) == 0
+    assert (read_config(first)["reads"], read_config(out)["reads"]) == ([], [-1, 2, 3, 4])
+    assert report(out)["settings"]["reads"] == "several"
+    assert report(out)["best"]["held"]["alpha"][0] > 0.6
+    capsys.readouterr()
+    drafts_well(deep, out, capsys)
+
+
 # -- going on -------------------------------------------------------------------------------------
 
 
@@ -301,6 +315,8 @@ def test_prompts_are_answered_and_none_is_learned_and_held_out(target: Path, tmp
         (["--steps", "2"], 2, "--steps belongs to --student feature or eagle3, the student is plain"),
         (["--linear-start", "on"], 2, "--linear-start belongs to --student feature, the student is plain"),
         (["--student", "eagle3"], 1, "EAGLE-3 reads three states of its target, one of 2 layers has too few"),
+        (["--student", "feature", "--reads", "several"], 1, "a head of several states reads three states of its"),
+        (["--reads", "several"], 2, "--reads belongs to --student feature, the student is plain"),
         (["--student", "eagle3", "--lag", "2"], 2, "--lag belongs to --student glide, the student is eagle3"),
         (["--student", "eagle3", "--head", "shared"], 2, "--head shared has no place in a published checkpoint"),
         (["--student", "eagle3", "--features", "f"], 2, "--features: the target's outputs for --student eagle3"),

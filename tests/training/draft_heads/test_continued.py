@@ -43,6 +43,19 @@ def test_it_computes_the_same_and_can_learn(kind: str) -> None:
     assert torch.equal(old.states(ids, **more)[0], before)  # its weights are its own
 
 
+def test_new_states_change_nothing_at_first_and_are_learned_from() -> None:
+    old = make_student("feature", make_target())
+    ids, more = inputs("feature", None, [])
+    read = torch.randn(1, 20, 48, generator=torch.Generator().manual_seed(1))
+    several = continued(old, replace(old.config, reads=(-1, 0, 2)), CPU)
+    (found,) = several.states(ids, torch.cat((more["hidden"], read), dim=-1))
+    torch.testing.assert_close(found, old.states(ids, **more)[0])
+    found.square().sum().backward()  # type: ignore[no-untyped-call]
+    slope = several.model.join_feature.weight.grad
+    assert slope is not None
+    assert (slope[:, 24:].abs().amax(dim=0) > 0).all()
+
+
 def test_a_shared_embedding_is_not_copied_and_not_trained() -> None:
     old = make_student("plain", make_target(), hidden_size=24, num_attention_heads=4, head_dim=6)
     new = continued(old, replace(old.config, shared_embedding=True), CPU)

@@ -30,7 +30,7 @@ def states(student: DraftHead, target: Any) -> Tensor:
     if student.config.kind == "eagle":
         return FeatureLM(student, "eagle").open([ids], target=session).score([ids], Draft.empty(1))
     kv = [session.kv(layer)[:2] for layer in student.target_layers(3)] or None
-    hidden = session.hidden((-1,)) if student.config.kind == "feature" else None
+    hidden = session.hidden(student.config.reads or (-1,)) if student.config.kind == "feature" else None
     return student.lm_head(student.states(torch.tensor([ids]), hidden=hidden, kv=kv)[0])
 
 
@@ -41,10 +41,10 @@ def rounded(student: DraftHead) -> DraftHead:
     return student
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "several"), [*((kind, kind == "eagle") for kind in KINDS), ("feature", True)])
+def test_what_was_saved_is_what_is_loaded(tmp_path: Path, kind: str, several: bool) -> None:
     target = make_target()
-    more: Any = {"reads": (-1, 0, 1)} if kind == "eagle" else {}  # no published format has the last state's number
+    more: Any = {"reads": (-1, 0, 1)} if several else {}  # no published format has the last state's number
     student = rounded(make_student(kind, target, short=SHORT, num_hidden_layers=2, **more))
     size = save_student(tmp_path / "it", student, {"tokenizer": "abc", "target": "tiny"})
     assert (tmp_path / "it" / WEIGHTS).stat().st_size == size
@@ -223,6 +223,13 @@ def test_what_a_published_configuration_leaves_out_follows_from_weights_and_targ
         tmp_path, make_target(hidden_size=48, num_attention_heads=8)
     )
     assert "no heads of the target's 24" in refused(tmp_path, make_target(hidden_size=48, head_dim=24))
+
+
+def test_a_head_of_states_that_its_target_lacks_is_refused(tmp_path: Path) -> None:
+    save_student(tmp_path, make_student("feature", make_target(), reads=STATES))
+    assert "reads the input of its target's layer 2, this one has 2" in refused(
+        tmp_path, make_target(num_hidden_layers=2)
+    )
 
 
 def test_weights_of_other_models_are_no_draft_heads(tmp_path: Path) -> None:

@@ -42,22 +42,26 @@ def pair(layers: int = 1, **changes: Any) -> tuple[Any, DraftHead]:
 def session_of(head: DraftHead, target: Any, row: list[int], held: int) -> FeatureSession:
     lm = FeatureLM(head, "feature")
     assert lm.network.compiled is not None
-    found = lm.open([row], target=fed(target, [row], [held], hidden=True))
+    found = lm.open([row], target=fed(target, [row], [held], hidden=lm.reads))
     assert isinstance(found, FeatureSession)
     return found
 
 
 def wanted(head: DraftHead, target: Any, row: list[int], step: int = 0) -> Tensor:
     """[V] logits behind the row, its last `step` tokens without the target's states, from the whole sequence."""
-    states = CausalLM(target).open([row], hidden=True)
+    states = CausalLM(target).open([row], hidden=head.config.reads or True)
     states.score([row], NOTHING)
     made = head.states(torch.tensor([row]), states.hidden()[:, : len(row)], steps=step + 1)
     return spread_logits(head, made[step])[0, -1]
 
 
+SEVERAL = {"reads": (-1, 0, 2)}
+
+
+@pytest.mark.parametrize("reads", [{}, SEVERAL], ids=["last", "several"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_one_row_in_pieces_equals_the_whole(layers: int) -> None:
-    target, head = pair(layers)
+def test_one_row_in_pieces_equals_the_whole(layers: int, reads: dict[str, Any]) -> None:
+    target, head = pair(layers, **reads)
     row = text(3, 30)
     session = session_of(head, target, row, 1)
     for end in (9, 10, 11, 27, 30):
@@ -65,8 +69,9 @@ def test_one_row_in_pieces_equals_the_whole(layers: int) -> None:
         close(session.score([row[:end]], NOTHING)[0, 0], wanted(head, target, row[:end]), NEAR)
 
 
-def test_a_row_ahead_of_its_target_goes_on_from_its_own_states() -> None:
-    target, head = pair()
+@pytest.mark.parametrize("reads", [{}, SEVERAL], ids=["last", "several"])
+def test_a_row_ahead_of_its_target_goes_on_from_its_own_states(reads: dict[str, Any]) -> None:
+    target, head = pair(**reads)
     row = text(4, 14)
     session = session_of(head, target, row, 11)
     for ahead in (0, 1, 2):
@@ -75,8 +80,9 @@ def test_a_row_ahead_of_its_target_goes_on_from_its_own_states() -> None:
     close(session.score([row], NOTHING)[0, 0], wanted(head, target, row), NEAR)
 
 
-def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone() -> None:
-    target, head = pair()
+@pytest.mark.parametrize("reads", [{}, SEVERAL], ids=["last", "several"])
+def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone(reads: dict[str, Any]) -> None:
+    target, head = pair(**reads)
     row = text(5, 12)
     session = session_of(head, target, row, 11)
     session.score([row], NOTHING)
@@ -91,7 +97,8 @@ def test_a_chain_of_a_tree_equals_the_row_and_rows_of_a_batch_each_alone() -> No
         alone.score([[*row, 9, 8][:end]], NOTHING)
     close(below[0], alone.score_reduced([[*row, 9, 8]], NOTHING)[0, 0], NEAR)
     rows = [text(6, 9), text(7, 4)]
-    both = FeatureLM(head, "feature").open(rows, target=fed(target, rows, [8, 3], hidden=True))
+    lm = FeatureLM(head, "feature")
+    both = lm.open(rows, target=fed(target, rows, [8, 3], hidden=lm.reads))
     for got, one in zip(both.score(rows, Draft.empty(2))[:, 0], rows, strict=True):
         close(got, wanted(head, target, one), NEAR)
 

@@ -28,19 +28,21 @@ from tests.support.students import (
 NOTHING = Draft.empty(1)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(layers: int) -> None:
+@pytest.mark.parametrize(("layers", "reads"), [(1, ()), (2, ()), (1, STATES)])
+def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(
+    layers: int, reads: tuple[int, ...]
+) -> None:
     target = make_target(8, seed=10)
     lm, prompt = CausalLM(target), text(1, 12, 8)
-    student = make_student("feature", target, num_hidden_layers=layers, seed=2)
+    student = make_student("feature", target, num_hidden_layers=layers, seed=2, reads=reads)
 
     def whole(ids: list[int]) -> Tensor:
-        states = fed(target, [ids], [len(ids)], hidden=True).hidden()
+        states = fed(target, [ids], [len(ids)], hidden=reads or True).hidden()
         return spread_logits(student, student.states(torch.tensor([ids]), hidden=states)[0])[0, -1]
 
     drafter = make_drafter(student)
     rounds = watched(drafter, whole)
-    run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=60, gamma=3))[1:]
+    run = steps(decode(lm, [prompt], drafter, sampler(0.9, seed=3), length=160, gamma=3))[1:]
     assert {0, 1, 2, 3} <= {len(step.path) for step in run if len(step.drafted) == 3}
     before: int | None = None
     for step, widths in zip(run, rounds, strict=False):
@@ -49,11 +51,11 @@ def test_every_round_reads_the_new_tokens_with_their_true_states_in_one_pass(lay
         before = len(step.path)
 
 
-@pytest.mark.parametrize("kind", ["glide", "feature", "eagle"])
-def test_states_follow_a_target_that_goes_back_and_on(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "reads"), [("glide", ()), ("feature", ()), ("feature", STATES), ("eagle", (0, 1, 2))])
+def test_states_follow_a_target_that_goes_back_and_on(kind: str, reads: tuple[int, ...]) -> None:
     """Another text in the target, as many tokens as before: nothing of the old one is left in the answers."""
     target = make_target()
-    student = make_student(kind, target, num_hidden_layers=2)
+    student = make_student(kind, target, num_hidden_layers=2, reads=reads)
     drafter, start = make_drafter(student), text(4, 10)
     held = CausalLM(target).open([start], hidden=STATES)
     drafter.start([start], held, held)

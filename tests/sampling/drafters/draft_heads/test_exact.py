@@ -82,9 +82,11 @@ def itself(drafter: ModelDrafter) -> ModelDrafter:
     return drafter
 
 
-@pytest.mark.parametrize(("kind", "drafts"), crossed([*KINDS, "pard"], ["law", "greedy"]))
+@pytest.mark.parametrize(("kind", "drafts"), crossed([*KINDS, "pard", "feature of all states"], ["law", "greedy"]))
 def test_the_emitted_law_is_the_targets_to_the_last_digit(kind: str, drafts: str) -> None:
-    assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2)) < EXACT
+    kind, _, several = kind.partition(" of all ")
+    shape = {"reads": STATES} if several else {}
+    assert enumerated(kind, itself, drafts, NaiveLaw(top_k=2), **shape) < EXACT
 
 
 class WrongLaw(ModelDrafter):
