@@ -265,6 +265,7 @@ def _config(stored: Json, folder: Path) -> DraftHeadConfig:
         value = values.get(field.name, field.default)
         wrong = field.type is int and not is_count(value, 0 if field.default == 0 else 1)
         wrong |= field.type is float and not (isinstance(value, int | float) and value > 0)
+        wrong |= field.name == "reads" and not (isinstance(value, list | tuple) and all(is_count(i, -1) for i in value))
         if wrong and value is not MISSING:
             raise UserError(f"the drafter's {folder / CONFIG} is damaged: {field.name} is {value!r}")
     try:

@@ -322,6 +322,7 @@ def test_damaged_configurations_are_named(saved: Path) -> None:
         ({"rope_theta": -1}, "rope_theta is -1"),
         ({"kind": "grand"}, "'grand'"),
         ({"large_head_dim": 0}, "large_head_dim"),
+        ({"reads": ["x"]}, "reads is ['x']"),
     ):
         (saved / CONFIG).write_text(good, encoding="utf-8")
         rewrite(saved, **changes)
