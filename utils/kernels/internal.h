@@ -152,7 +152,7 @@ void gate_up(const Pass *p, const Weight *gate, const Weight *up, const Input *i
 void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
                int64_t rows, int64_t narrow, float *copy);
 void norm_parts(const float *x, const float *weight, int64_t size, int64_t parts, float epsilon, const Input *to,
-                int64_t row, int64_t rows, int64_t narrow, float *copy);
+                int64_t row, int64_t rows);
 
 void work_product(void *record, Member *member);
 void work_look_up(void *record, Member *member);

@@ -298,7 +298,7 @@ static void enter(const Step *s, Member *member) {
         if (!s->table) read_row(&p->embed, token, read);
         norm_into(embedded, s->embed_norm, p->hidden, p->epsilon, &entered, row, p->rows, 0, 0);
         if (s->any_theirs && kind == THEIRS)
-            norm_parts(s->states_before[row], s->theirs_norm, s->large, s->parts, p->epsilon, &theirs, row, p->rows, 0, 0);
+            norm_parts(s->states_before[row], s->theirs_norm, s->large, s->parts, p->epsilon, &theirs, row, p->rows);
         else if (s->any_theirs)
             put_nothing(s->theirs, row, p->rows, s->parts * s->large);
         if (s->any_own && kind == OWN)

@@ -15,25 +15,32 @@ static Reals normed16(const float *x, const float *weight, float by) {
     return weight ? load(x) * by * load(weight) : load(x);
 }
 
+/* One part of a row that has `groups` groups, from group `first` on. */
+static void norm_part(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
+                      int64_t rows, int64_t first, int64_t groups, int64_t narrow, float *copy) {
+    const float by = weight ? inverse_rms(x, size, epsilon) : 0.0f;
+    for (int64_t group = 0; group < size / GROUP; group++) {
+        const int64_t at = GROUP * group;
+        Reals low = normed16(x + at, weight + (weight ? at : 0), by);
+        Reals high = normed16(x + at + WIDTH, weight + (weight ? at + WIDTH : 0), by);
+        if (to) put(to, row, rows, first + group, groups, low, high, narrow);
+        if (copy) store(copy + at, low), store(copy + at + WIDTH, high);
+    }
+}
+
 /* Write x / rms(x) · weight, or x if `weight` is NULL, as row `row` of `rows` into `to`, a product's input, and into
    `copy`; either may be NULL. */
 void norm_into(const float *x, const float *weight, int64_t size, float epsilon, const Input *to, int64_t row,
                int64_t rows, int64_t narrow, float *copy) {
-    norm_parts(x, weight, size, 1, epsilon, to, row, rows, narrow, copy);
+    norm_part(x, weight, size, epsilon, to, row, rows, 0, size / GROUP, narrow, copy);
 }
 
 /* The same of x that has several parts of `size` numbers, each by its own rms. */
 void norm_parts(const float *x, const float *weight, int64_t size, int64_t parts, float epsilon, const Input *to,
-                int64_t row, int64_t rows, int64_t narrow, float *copy) {
-    float by = 0.0f;
-    for (int64_t group = 0; group < parts * size / GROUP; group++) {
-        const int64_t at = GROUP * group;
-        if (weight && at % size == 0) by = inverse_rms(x + at, size, epsilon);
-        Reals low = normed16(x + at, weight + (weight ? at : 0), by);
-        Reals high = normed16(x + at + WIDTH, weight + (weight ? at + WIDTH : 0), by);
-        if (to) put(to, row, rows, group, parts * size / GROUP, low, high, narrow);
-        if (copy) store(copy + at, low), store(copy + at + WIDTH, high);
-    }
+                int64_t row, int64_t rows) {
+    const int64_t groups = size / GROUP;
+    for (int64_t part = 0; part < parts; part++)
+        norm_part(x + size * part, weight + size * part, size, epsilon, to, row, rows, groups * part, groups * parts, 0, 0);
 }
 
 INLINE Reals activated(Reals gate, Reals up, int64_t activation) {
