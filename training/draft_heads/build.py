@@ -148,8 +148,8 @@ def continued(old: DraftHead, config: DraftHeadConfig, device: torch.device) -> 
     with torch.device("meta"):  # no memory for parameters that are replaced
         head = DraftHead(config, old.ids)
     new = head.state_dict()
-    weights = {name: torch.zeros(value.shape) for name, value in new.items() if "recency" in name}
-    weights |= {  # of new states the map is 0, the norm 1
+    weights = {name: torch.zeros(value.shape) for name, value in new.items() if "recency" in name} | {
+        # of new states the map is 0, the norm 1
         name: value.detach()
         if "embed_tokens" in name
         else nn.functional.pad(value, (0, new[name].shape[-1] - value.shape[-1]), value=float(value.dim() == 1))

@@ -308,13 +308,10 @@ def check_target(config: DraftHeadConfig, target: nn.Module, folder: str | Path)
             folder,
             f" is for {what} {theirs} {unit}".rstrip() + f", this one has {ours}",
         )
-    read, layers = config.num_hidden_layers if config.kind == "glide" else 0, large.num_hidden_layers
+    read, deep = config.num_hidden_layers if config.kind == "glide" else 0, max(config.reads, default=0)
+    layers = large.num_hidden_layers
     require(read <= layers, folder, f" reads the last {read} layers of its target, this one has {layers}")
-    require(
-        config.kind != "feature" or max(config.reads, default=0) < layers,
-        folder,
-        f" reads the input of its target's layer {max(config.reads, default=0)}, this one has {layers}",
-    )
+    require(deep < layers, folder, f" reads the input of its target's layer {deep}, this one has {layers}")
 
 
 def target_rotary(target: nn.Module | None) -> nn.Module | None:
