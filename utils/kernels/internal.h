@@ -4,6 +4,10 @@
 #include "kernels.h"
 #include "vectors.h"
 
+/* How weights are prefetched: bytes ahead of their use, into the second level of caches. Past the caches (0) Intel's
+   server processors read at a quarter of their speed: docs/notes/passes.md. */
+enum { AHEAD = 10240, SECOND = 2 };
+
 /* A row of the types of weights in kernels.h; size: bytes of a group with its lines. */
 typedef struct {
     int low, high, bits;  /* bits of a code: in the low lines, in the high ones, as a product takes them */

@@ -48,9 +48,9 @@ INLINE void float_tile(enum Type type, const uint8_t *data, const float *x, floa
     Reals sums[FLOAT_ROWS][CHAINS] = {{{0}}};
     int64_t at = 0;
     for (; at + CHAINS <= width; at += CHAINS) {
-        const int64_t ahead = SHAPES[type].file_bytes * COLUMNS * at + 8192;
+        const int64_t ahead = SHAPES[type].file_bytes * COLUMNS * at + AHEAD;
         for (int byte = 0; byte < CHAINS * SHAPES[type].file_bytes * COLUMNS; byte += 64)
-            __builtin_prefetch(data + ahead + byte, 0, 0);
+            __builtin_prefetch(data + ahead + byte, 0, SECOND);
         for (int chain = 0; chain < CHAINS; chain++) {
             Reals line = float_line(type, data, at + chain);
             HELD(line);

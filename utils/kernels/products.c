@@ -44,12 +44,6 @@ typedef int Kept;
 #else
 #define UNROLLED _Pragma("GCC unroll 8")
 #endif
-#ifndef AHEAD
-#define AHEAD 10240 /* bytes that weights are prefetched ahead of their use */
-#endif
-#ifndef HINT
-#define HINT 0
-#endif
 
 #if LANES == 16
 /* The `at`th four bytes of a row. */
@@ -373,7 +367,7 @@ INLINE void tile(const enum Type type, int narrow, const uint8_t *data, const Co
             w += shape->header;
             for (int group = 0; group < shape->groups; group++, w += shape->size, codes += rows) {
                 if (part == 0)
-                    for (int at = 0; at < shape->size; at += 64) __builtin_prefetch(w + AHEAD + at, 0, HINT);
+                    for (int at = 0; at < shape->size; at += 64) __builtin_prefetch(w + AHEAD + at, 0, SECOND);
                 add_group(shape, narrow, header, w, part, codes, sums, rows);
             }
         }
