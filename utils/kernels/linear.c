@@ -48,9 +48,8 @@ INLINE void float_tile(enum Type type, const uint8_t *data, const float *x, floa
     Reals sums[FLOAT_ROWS][CHAINS] = {{{0}}};
     int64_t at = 0;
     for (; at + CHAINS <= width; at += CHAINS) {
-        const int64_t ahead = SHAPES[type].file_bytes * COLUMNS * at + AHEAD;
-        for (int byte = 0; byte < CHAINS * SHAPES[type].file_bytes * COLUMNS; byte += 64)
-            __builtin_prefetch(data + ahead + byte, 0, SECOND);
+        const int line = SHAPES[type].file_bytes * COLUMNS;
+        fetch_ahead(data + line * at, CHAINS * line);
         for (int chain = 0; chain < CHAINS; chain++) {
             Reals line = float_line(type, data, at + chain);
             HELD(line);

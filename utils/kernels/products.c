@@ -366,8 +366,7 @@ INLINE void tile(const enum Type type, int narrow, const uint8_t *data, const Co
             header = w;
             w += shape->header;
             for (int group = 0; group < shape->groups; group++, w += shape->size, codes += rows) {
-                if (part == 0)
-                    for (int at = 0; at < shape->size; at += 64) __builtin_prefetch(w + AHEAD + at, 0, SECOND);
+                if (part == 0) fetch_ahead(w, shape->size);
                 add_group(shape, narrow, header, w, part, codes, sums, rows);
             }
         }
