@@ -43,11 +43,6 @@ def _mix(word: int) -> int:
     return word ^ (word >> 31)
 
 
-def _gumbel(word: int) -> float:
-    """Return the Gumbel noise of a word: −log E of the exponential number E in :meth:`KeyedSampler._race`."""
-    return -math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53))
-
-
 def _signed(word: int) -> int:
     word &= _WORD
     return word - (1 << 64) if word >> 63 else word
@@ -123,7 +118,7 @@ class KeyedSampler(Sampler):
             f"draft_sampling must be law or greedy, got {draft_sampling!r}": draft_sampling not in ("law", "greedy"),
         }
         raise_first(cases, UserError)
-        self.processor, self.seed = processor, seed
+        self.processor, self.seed, self._stream = processor, seed, _part(_mix((seed + _GOLDEN) & _WORD), _TARGET)
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
         self.biases = bool(getattr(processor, "logit_bias", None))
         self.banned = processor.banned if self.biases else frozenset()
@@ -135,7 +130,7 @@ class KeyedSampler(Sampler):
             self.filters = Filters(processor.temperature, processor.top_k, processor.top_p, processor.min_p)
 
     def noise_states(self, row: int, position: int, count: int) -> list[int]:
-        before = _part(_part(_mix((self.seed + _GOLDEN) & _WORD), _TARGET), row)
+        before = _part(self._stream, row)
         return [_part(before, at) for at in range(position, position + count)]
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -175,10 +170,11 @@ class KeyedSampler(Sampler):
         """Return the Gumbel noise of each id in the target's draw there; 0 in greedy decoding."""
         if self.processor.greedy:
             return [0.0] * len(ids)
-        state = stream_key(self.seed, _TARGET, row, position)
+        (state,) = self.noise_states(row, position, 1)
         if at_hand():
             return gumbel_noise(state, ids)
-        return [_gumbel(_mix((state + (token + 1) * _GOLDEN) & _WORD)) for token in ids]
+        words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in ids)
+        return [-math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53)) for word in words]  # −log E of E in `_race`
 
     def generator_states(self, stream: int, keys: Tensor) -> Tensor:
         """Return [M], the state from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""

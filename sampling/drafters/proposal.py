@@ -217,10 +217,8 @@ def noise_factors(noise: Noise, depth: int, tokens: Sequence[int], share: float)
 def _with_noise(noise: Noise, node: Node, candidates: list[Candidate]) -> list[Candidate]:
     """Return the candidates after a node with their probabilities under the noise."""
     factors = noise_factors(noise, node.depth, [candidate.token for candidate in candidates], NOISE_SHARE)
-    return [
-        candidate._replace(p=min(MAX_PROB, candidate.p * factor))
-        for candidate, factor in zip(candidates, factors, strict=True)
-    ]
+    each = zip(candidates, factors, strict=True)
+    return [Candidate(token, source, min(MAX_PROB, p * factor), prob) for (token, source, p, prob), factor in each]
 
 
 def pooled(

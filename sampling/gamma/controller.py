@@ -244,8 +244,9 @@ class Controller:
             draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
             sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
             own = step.calls[:-1]  # the last is the target's
-            passes, model_s = max(passes, sum(call.passes for call in own)), model_s + sum(call.seconds for call in own)
-        slowest, ran_model = self._slowest(steps), passes > 0
+            passes = max(passes, sum([call.passes for call in own]))
+            model_s += sum([call.seconds for call in own])
+        slowest, ran_model = steps[0] if len(steps) == 1 else self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
         paid = self._tokens_paid_for(max(1, drafted)) if allowed and ran_model >= self._has_model else 0

@@ -38,6 +38,7 @@ from utils.kernels.bindings import (
     StepStruct,
     Structure,
     load,
+    packer,
     run,
 )
 from utils.kernels.quantized_linear import PackedWeight, QuantizedEmbedding, QuantizedExperts, QuantizedLinear
@@ -46,6 +47,8 @@ from utils.objects import HfModel
 
 BLOCK = 16  # slots whose keys lie side by side
 STEP_OF_SCORES = 128  # slots by which the memory for scores grows
+NO_MOVES = array("q")
+CALL = packer("Pass", "rows", "states_row")  # what differs from pass to pass
 
 
 def linears(layer: HfModel) -> dict[str, Any]:
@@ -96,17 +99,29 @@ class PassRecord:
         for name, value in values.items():
             setattr(self.record, name, value)
 
-    def run_over(self, cache: Any, sizes: tuple[int, int, int], rows: int, logits: Tensor, begin: int = 0) -> None:
-        """Run the pass over the rows at the address `rows` and the slots of a `FusedCache` from `begin` on.
+    def run_over(
+        self,
+        cache: "FusedCache",
+        sizes: tuple[int, int, int],
+        rows: int,
+        logits: Tensor,
+        states: int = 0,
+        states_row: int = 0,
+        begin: int = 0,
+    ) -> None:
+        """Make the noted moves of the cache and run the pass over the rows at the address `rows` and the slots from
+        `begin` on.
 
-        `sizes`: B sequences, rows fed of each, rows of each that get logits. `logits` [B, keep, n] are written.
+        `sizes`: B sequences, rows fed of each, rows of each that get logits. `logits` [B, keep, n] are written, and
+        states, `states_row` numbers a row, at the address `states`; 0: nowhere.
         """
-        record, skipped = self.record, begin * cache.size * cache.dtype.itemsize
-        count, record.fed, record.kept = sizes
-        record.rows, record.row, record.logits = count * record.fed, rows, logits.data_ptr()
-        record.batch, record.slots = cache.batch, cache.slots
-        record.keys, record.values = cache.addresses[0] + skipped, cache.addresses[1] + skipped
-        run(self._work, record, torch.get_num_threads())
+        skipped, (keys, values), (count, fed, kept) = begin * cache.size * cache.dtype.itemsize, cache.addresses, sizes
+        moves = array("q", chain(*cache.moves)) if cache.moves else NO_MOVES
+        moved, numbers = (len(cache.moves), moves.buffer_info()[0]), (logits.data_ptr(), states, states_row)
+        memory = cache.batch, cache.slots, keys + skipped, values + skipped
+        CALL.pack_into(self.record, PassStruct.rows.offset, count * fed, fed, kept, rows, *memory, *moved, *numbers)
+        run(self._work, self.record, torch.get_num_threads())
+        cache.moves.clear()
 
     def address(self, tensor: Tensor | None) -> int | None:
         """Return the address of a tensor's numbers, of any shape, in float32; None for None."""
@@ -248,7 +263,6 @@ class PassRecord:
 MOST_QUERIES = 64  # the most heads of queries that share a head of keys
 GROW = 256  # slots added at least, whenever the cache is full
 TURNED = 256  # positions by which rotary tables grow at least
-NO_MOVES = array("q")
 CACHE_DTYPES = (torch.float16, torch.float32)  # the first unless a model says otherwise
 
 
@@ -460,16 +474,16 @@ class FusedNetwork:
         """
         assert isinstance(cache, FusedCache)
         first, count = cache.length, len(new) + len(tree.tokens)
-        end, last = first + len(new), self.vocab_size - 1
-        fields, others = list[int](), list[int]()  # of each row, and the slots that nodes see after their first ones
+        end, fields, others = first + len(new), list[int](), list[int]()
         for slot, token in enumerate(new, start=first):
-            fields += (min(max(token, 0), last), slot, 0, slot, slot + 1, 0, 0)
-        paths = list[tuple[int, list[int]]]()  # of each node: how many of the first slots it sees, and which others
+            fields += (token, slot, 0, slot, slot + 1, 0, 0)
+        # of each node: how many of the first slots it sees, and which others, of which `others` is the list
+        paths = list[tuple[int, list[int]]]()
         for slot, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True), start=end):
             seen, more = (end, []) if parent < 0 else paths[parent]
             seen, more = (slot + 1, more) if slot == seen and not more else (seen, [*more, slot])
             paths.append((seen, more))
-            fields += (min(max(token, 0), last), seen + len(more) - 1, 0, slot, seen, 8 * len(others), len(more))
+            fields += (token, seen + len(more) - 1, 0, slot, seen, 8 * len(others), len(more))
             others += more
         slots = array("q", others)
         offsets = slice(ROW_FIELDS.index("more"), None, len(ROW_FIELDS))
@@ -510,22 +524,18 @@ class FusedNetwork:
         """
         assert cache.dtype == self.cache_dtype
         count, fed, keep = sizes
-        logits, record = torch.empty(count, keep, self._width), self._record.record
-        record.states, record.states_row = None, len(wanted) * self._hidden
+        logits, last_states = torch.empty(count, keep, self._width), 0
         if states is not None and wanted == (-1,) and not self._keeps_layers:
-            record.states = states
+            last_states = states
         elif self._keeps_layers or wanted:
             size = 4 * self._hidden
             addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
-            record.states = addresses.get(-1)
+            last_states = addresses.get(-1, 0)
             for index, layer in enumerate(self._table):
                 layer.states = addresses.get(index)
             self._keeps_layers = any(layer >= 0 for layer in addresses)
         if last >= self._positions:
             self._turn(last + 1)
-        moves = array("q", chain(*cache.moves)) if cache.moves else NO_MOVES
-        record.moved, record.moves = len(cache.moves), moves.buffer_info()[0]
         self._record.prepare(count * fed, count * keep, seen)
-        self._record.run_over(cache, sizes, rows, logits)
-        cache.moves.clear()
+        self._record.run_over(cache, sizes, rows, logits, last_states, len(wanted) * self._hidden)
         return logits if self._width == self.vocab_size else logits[..., : self.vocab_size]

@@ -62,7 +62,7 @@ class WalkedFacts(PositionFacts):
         logit = ctypes.c_float.from_address(walked.logits + 4 * token).value
         return math.exp(logit - walked.values[0]) / float(walked.mass)
 
-    @cached_property
+    @property
     def likeliest(self) -> list[tuple[int, float]]:  # type: ignore[override]
         walked, filters = self._walked, self._filters
         if filters is None or walked.kept < 0:

@@ -10,13 +10,14 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.kernels import build
-from utils.kernels.header import CONSTANTS, FUNCTIONS, LAYOUTS, STRUCTURES, Structure as Structure
+from utils.kernels.header import CONSTANTS, FUNCTIONS, LAYOUTS, STRUCTURES, Structure as Structure, packer as packer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,9 @@ COLUMNS, GROUP, TILE, FEW = (CONSTANTS[name] for name in ("COLUMNS", "GROUP", "T
 TABLES, MOST_CHOSEN, CONTEXT, OFFERED = (CONSTANTS[name] for name in ("TABLES", "MOST_CHOSEN", "CONTEXT", "OFFERED"))
 Weight, Product, LookUp, Expert = (STRUCTURES[name] for name in ("Weight", "Product", "LookUp", "Expert"))
 LayerStruct, PassStruct, StepStruct = (STRUCTURES[name] for name in ("Layer", "Pass", "Step"))
-Walk, Descent, TableLevel, Offers = (STRUCTURES[name] for name in ("Walk", "Descent", "TableLevel", "Offers"))
+Walk, TableLevel, Offers = (STRUCTURES[name] for name in ("Walk", "TableLevel", "Offers"))
+_DESCENT = packer("Descent")
+_walks = cache(lambda count: Walk * count)  # ctypes makes such a type anew where no one keeps it
 CODES, PICK = (ctypes.sizeof(STRUCTURES[name]) for name in ("Codes", "Pick"))  # bytes of 32 activations; of a Pick
 ROW_FIELDS = tuple(name for name, _ in STRUCTURES["Row"]._fields_)
 ROW = np.dtype([(name, np.int64) for name in ROW_FIELDS])
@@ -164,13 +167,11 @@ def descend(
     logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from `start` on,
     None: the largest logit is drawn. `most`: see :func:`walk`; the numbers after it are those of a LogitsProcessor.
     """
-    by_row, by_node, _ = logits.stride()
-    count = len(tokens)
-    walks = (Walk * (count + 1))()
-    noise = array("Q", states or ())
+    (by_row, by_node, _), count = logits.stride(), len(tokens)
+    walks, noise = _walks(count + 1)(), array("Q", states or ())
     numbers = array("q", [*tokens, *parents, *[0] * (count + 1)])
     address = numbers.buffer_info()[0]
-    descent = Descent(
+    descent = _DESCENT.pack(
         logits.data_ptr() + 4 * by_row * row,
         by_node,
         logits.shape[-1],
@@ -186,12 +187,11 @@ def descend(
         address,
         address + 8 * count,
         start,
-        0,
         address + 16 * count,
         ctypes.addressof(walks),
     )
-    kernels().descend(ctypes.addressof(descent))
-    return numbers[2 * count : 2 * count + descent.stood].tolist(), walks
+    stood = kernels().descend(descent)
+    return numbers[2 * count : 2 * count + stood].tolist(), walks
 
 
 def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:

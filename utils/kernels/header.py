@@ -5,6 +5,7 @@ It parses the header's text, so it needs no compiler and no library, and underst
 
 import ctypes
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,16 @@ FUNCTIONS = {  # name → type of the result, types of the arguments
     for parts in [arguments.split(", ")]
 }
 STRUCTURES: dict[str, type[Structure]] = {}
+_LETTERS = {ctypes.c_int64: "q", ctypes.c_uint64: "Q", ctypes.c_float: "f", ctypes.c_double: "d", ctypes.c_void_p: "P"}
+
+
+def packer(name: str, first: str | None = None, last: str | None = None) -> struct.Struct:
+    """Return what packs the numbers of a structure's fields, from `first` to `last` or all, as C lays them out: one
+    call, where each field that is set through ctypes is one."""
+    fields = STRUCTURES[name]._fields_
+    names = [field for field, _ in fields]
+    chosen = fields[names.index(first) if first else 0 : names.index(last) + 1 if last else None]
+    return struct.Struct("@" + "".join(_LETTERS[kind] for _, kind in chosen))
 
 
 for _body, _name in re.findall(r"typedef struct {([^{}]*)} (\w+);", _TEXT):

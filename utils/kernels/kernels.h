@@ -189,7 +189,7 @@ typedef struct {
 } Walk;
 
 /* A walk from node `begin` of a draft (-1: the root) down to the first node of which no child is drawn, or at which the
-   draw is undecided. */
+   draw is undecided. `descend` returns the number of nodes on the path. */
 typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
     int64_t stride, count, most, draws, top_k;
@@ -197,7 +197,7 @@ typedef struct {
     const uint64_t *states; /* of the noise at each depth from `begin` on */
     int64_t nodes;
     const int64_t *tokens, *parents;
-    int64_t begin, stood; /* stood: the number of nodes on the path */
+    int64_t begin;
     int64_t *path;
     Walk *walks;
 } Descent;
@@ -212,18 +212,23 @@ typedef struct {
     int64_t count, token_bytes;
 } TableLevel;
 
-/* The tokens that matches in a row and n-gram tables offer after a path. */
+/* A token that is offered: `prob` by its source; p: times the chance that all offers before are wrong. */
 typedef struct {
-    const int64_t *row;
-    int64_t length, longest; /* tokens of a match at most, 0: no matches */
-    const double *chance;    /* that a match is right, by its number of tokens */
+    int64_t token, source;
+    double p, prob;
+} Offer;
+
+/* The tokens that matches in a row of `length` tokens and n-gram tables offer after a path. */
+typedef struct {
+    int64_t longest;      /* tokens of a match at most, 0: no matches */
+    const double *chance; /* that a match is right, by its number of tokens */
     int64_t match_source;
     const TableLevel *levels;
     int64_t sizes, most, end, table_source; /* `most` tokens of a context, below id `end`; sizes 0: no tables */
-    int64_t tail[CONTEXT], size;            /* the last tokens of the path */
-    int64_t found;                          /* before the call: of offers by other sources; after it: of all */
-    int64_t tokens[OFFERED], sources[OFFERED];
-    double probs[OFFERED], p[OFFERED]; /* probs: by the source; p: times the chance that all offers before are wrong */
+    const int64_t *row;
+    int64_t length, size, found; /* size: of the tail; found: of offers by other sources */
+    int64_t tail[CONTEXT];       /* the last tokens of the path */
+    Offer offers[OFFERED];
 } Offers;
 
 int64_t run(int64_t work, void *record, int64_t threads);
@@ -231,8 +236,8 @@ void forget_helpers(void);
 void pack(int64_t type, const uint8_t *file, int64_t rows, int64_t width, uint8_t *data, int64_t first, int64_t last);
 void walk(Walk *walk);
 void sum_up(Walk *walk);
-void descend(Descent *descent);
-void find_offers(Offers *offers);
+int64_t descend(const Descent *descent);
+int64_t find_offers(Offers *offers);
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result);
 void gumbel_noise(uint64_t state, int64_t count, const int64_t *ids, double *result);
 int64_t packed_size(int64_t type, int64_t rows, int64_t width);

@@ -7,9 +7,7 @@
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u;
 
 static void offer(Offers *l, int64_t token, double prob, int64_t source) {
-    if (l->found == OFFERED) return;
-    l->tokens[l->found] = token, l->probs[l->found] = prob, l->sources[l->found] = source;
-    l->found++;
+    if (l->found < OFFERED) l->offers[l->found++] = (Offer){token, source, 0.0, prob};
 }
 
 /* Offer the last match of each length, the longest first. */
@@ -63,30 +61,33 @@ static void read_tables(Offers *l) {
 
 /* Sort the offers: the likeliest first, of equal ones in the order of their sources. Keep each token once. */
 static void put_in_order(Offers *l) {
+    Offer *offers = l->offers;
     int64_t kept = 0;
     double left = 1.0;
     for (int64_t at = 1; at < l->found; at++) {
-        const int64_t token = l->tokens[at], source = l->sources[at];
-        const double prob = l->probs[at];
+        const Offer moved = offers[at];
         int64_t to = at;
-        for (; to > 0 && (l->probs[to - 1] < prob || (l->probs[to - 1] == prob && l->sources[to - 1] > source)); to--)
-            l->tokens[to] = l->tokens[to - 1], l->probs[to] = l->probs[to - 1], l->sources[to] = l->sources[to - 1];
-        l->tokens[to] = token, l->probs[to] = prob, l->sources[to] = source;
+        for (; to > 0; to--) {
+            const Offer *before = offers + to - 1;
+            if (before->prob > moved.prob || (before->prob == moved.prob && before->source <= moved.source)) break;
+            offers[to] = *before;
+        }
+        offers[to] = moved;
     }
     for (int64_t at = 0; at < l->found && left > 0; at++) {
         int64_t same = 0;
-        while (same < kept && l->tokens[same] != l->tokens[at]) same++;
+        while (same < kept && offers[same].token != offers[at].token) same++;
         if (same < kept) continue;
-        const double prob = l->probs[at];
-        l->tokens[kept] = l->tokens[at], l->sources[kept] = l->sources[at], l->probs[kept] = prob;
-        l->p[kept++] = left * prob;
-        left *= 1 - prob;
+        offers[kept] = offers[at];
+        offers[kept].p = left * offers[kept].prob;
+        left *= 1 - offers[kept++].prob;
     }
     l->found = kept;
 }
 
-void find_offers(Offers *l) {
+int64_t find_offers(Offers *l) {
     if (l->size > 0 && l->longest > 0) match(l);
     if (l->size > 0 && l->sizes > 0) read_tables(l);
     put_in_order(l);
+    return l->found;
 }

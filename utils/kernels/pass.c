@@ -7,11 +7,13 @@
    that is NULL is not there. */
 #include "internal.h"
 
+/* An id that the model has no row for is read as its last one. */
 static void embed(const Pass *p, Member *member) {
     Share rows = share(p->rows, member);
     for (int64_t row = rows.first; row < rows.last; row++) {
         float *x = p->x + row * p->hidden;
-        read_row(&p->embed, p->row[row].id, x);
+        const int64_t id = p->row[row].id, last = p->embed.rows - 1;
+        read_row(&p->embed, id < 0 ? 0 : id < last ? id : last, x);
         if (p->embed_scale != 1.0f)
             for (int64_t at = 0; at < p->hidden; at++) x[at] *= p->embed_scale;
     }

@@ -270,19 +270,21 @@ void walk(Walk *w) {
     if (w->ids[0] >= 0) sum_up(w);
 }
 
-void descend(Descent *d) {
+int64_t descend(const Descent *d) {
+    int64_t stood = 0;
     for (int64_t node = d->begin, child = 0; child >= 0; node = child) {
-        Walk *w = d->walks + d->stood;
+        Walk *w = d->walks + stood;
         w->logits = d->logits + (node + 1) * d->stride;
         w->count = d->count, w->most = d->most, w->draws = d->draws, w->inverse = d->inverse;
         w->top_k = d->top_k, w->top_p = d->top_p, w->min_p = d->min_p;
-        w->state = d->draws ? d->states[d->stood] : 0;
-        d->path[d->stood++] = node;
+        w->state = d->draws ? d->states[stood] : 0;
+        d->path[stood++] = node;
         draw(w);
         child = -1;
         for (int64_t at = node + 1; at < d->nodes && child < 0 && w->drawn >= 0; at++)
             if (d->parents[at] == node && d->tokens[at] == w->drawn) child = at;
     }
+    return stood;
 }
 
 /* Probabilities divided by the uniform numbers of the stream in this state. */

@@ -17,8 +17,10 @@ from torch import Tensor
 from sampling.drafters.draft_heads.modules import NONE, OWN, THEIRS, DraftHead
 from sampling.models.cache import Buffer, RowStates
 from sampling.models.fused import BLOCK, FusedCache, PassRecord
-from utils.kernels.bindings import ROW, StepStruct
+from utils.kernels.bindings import ROW, StepStruct, packer
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
+
+BEFORE, OFFSET = packer("Step", "kinds", "any_own"), StepStruct.kinds.offset
 
 
 class CompiledStep:
@@ -31,7 +33,7 @@ class CompiledStep:
         self.layers, self.window = len(trunk.layers), config.window
         self._size = int(attention_.head_dim)
         self._hidden, self._shared = config.hidden_size, config.num_key_value_heads
-        self._rotary, self._table = student.rotary, torch.empty(0, self._size)
+        self._rotary, self._table, self._positions = student.rotary, torch.empty(0, self._size), 0  # of the table
         self._one_at_a_time = threading.Lock()
         self._record = PassRecord(
             StepStruct,
@@ -90,10 +92,9 @@ class CompiledStep:
             rows, seen = self._record.rows(ids.numpy().reshape(-1), depths, visible, before - begin + np.arange(fed))
             self._prepare(count * fed, count * keep, int(depths.max()) + 1, seen)
             logits, own = torch.empty(count, keep, self._width), torch.empty(count, fed, self._hidden)
-            record = self._record.record
-            record.kinds, record.states_before, record.states = kinds.ctypes.data, states.ctypes.data, own.data_ptr()
-            record.any_theirs, record.any_own = bool((kinds == THEIRS).any()), bool((kinds == OWN).any())
-            self._record.run_over(cache, (count, fed, keep), rows.ctypes.data, logits, begin)
+            both = kinds.ctypes.data, states.ctypes.data
+            BEFORE.pack_into(self._record.record, OFFSET, *both, THEIRS in kinds, OWN in kinds)
+            self._record.run_over(cache, (count, fed, keep), rows.ctypes.data, logits, own.data_ptr(), begin=begin)
             cache.length += fed
         return logits[..., : self._out], own
 
@@ -131,10 +132,9 @@ class CompiledStep:
             cache.reserve(1, first + fed)
             self._prepare(fed, 1, first + fed, first + fed - begin)
             logits = torch.empty(1, 1, self._width) if into is None else into
-            record = self._record.record
-            record.kinds, record.states_before, record.states = kinds, kinds + 8 * fed, states
-            record.any_theirs, record.any_own = first + fed - 1 > 0 and first <= valid, first > valid
-            self._record.run_over(cache, (1, fed, 1), rows, logits, begin)
+            both = first + fed - 1 > 0 and first <= valid, first > valid  # any of the target's, any of its own
+            BEFORE.pack_into(self._record.record, OFFSET, kinds, kinds + 8 * fed, *both)
+            self._record.run_over(cache, (1, fed, 1), rows, logits, states, begin=begin)
             cache.length = first + fed
         return logits if self._width == self._out else logits[..., : self._out]
 
@@ -145,8 +145,9 @@ class CompiledStep:
     def _prepare(self, rows: int, kept: int, positions: int, seen: int) -> None:
         """Get memory for a pass of `rows` rows, `kept` of them with logits, at positions below `positions`, that see up
         to `seen` slots."""
-        if positions > len(self._table):
-            halves = [part[:, : self._size // 2] for part in self._rotary(torch.arange(-(-positions // 256) * 256))]
+        if positions > self._positions:
+            self._positions = -(-positions // 256) * 256
+            halves = [part[:, : self._size // 2] for part in self._rotary(torch.arange(self._positions))]
             self._table = torch.cat(halves, dim=-1)  # [n, D]: cos, then sin
             self._record.record.tables[0] = self._table.data_ptr()
         self._record.prepare(rows, kept, seen)

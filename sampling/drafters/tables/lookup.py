@@ -23,7 +23,7 @@ from sampling.gamma.constants import MIN_PATH
 from sampling.rows import common_prefix, parted
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
-from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels
+from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels, packer
 
 LONGEST = 5  # most tokens of a match
 # By tokens of a match: how often the token after it was right, on recorded answers from which no table was counted.
@@ -33,6 +33,7 @@ CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
+OFFER, PATH, MOST_GIVEN = packer("Offer"), packer("Offers", "row", "found"), OFFERED // 4  # offers of another source
 
 
 class TextSoFar:
@@ -179,7 +180,7 @@ class CompiledLookUps:
         self._matches, self._record = matches, Offers()
         record = self._record
         self._address, self._tail = addressof(record), record.tail
-        self._results = record.tokens, record.sources, record.p, record.probs
+        self._offers = memoryview(record).cast("B")[Offers.offers.offset :]
         if matches is not None:
             self._chance = array("d", CHANCE)
             record.longest, record.chance, record.match_source = (
@@ -188,27 +189,20 @@ class CompiledLookUps:
                 number(matches),
             )
         if tables is not None:
-            self._tables = tables.known
-            record.table_source, record.most, record.end = number(tables), CHOICES, self._tables.end
-            record.levels, record.sizes = self._tables.compiled, min(tables.reach, self._tables.max_n)
+            self._tables = known = tables.known
+            record.table_source, record.most, record.end = number(tables), CHOICES, known.end
+            record.levels, record.sizes = known.compiled, min(tables.reach, known.max_n)
 
     def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
-        record, tail, (tokens, sources, p, probs) = self._record, node.tail, self._results
-        if self._matches is not None:
-            record.row, record.length = self._matches.texts[node.row].tokens.buffer_info()
-        record.size = len(tail)
-        self._tail[: len(tail)] = tail
-        count = 0
-        for index, source in others:
-            for token, prob in source.offers(node)[: OFFERED // 4]:
-                tokens[count], probs[count], sources[count] = token, prob, index
-                count += 1
-        record.found = count
-        kernels().find_offers(self._address)
-        filled = slice(record.found)
-        each = zip(tokens[filled], sources[filled], p[filled], probs[filled], strict=True)
-        return list(map(tuple.__new__, repeat(Candidate), each))  # Candidate._make without Python code for each
+        row = (0, 0) if self._matches is None else self._matches.texts[node.row].tokens.buffer_info()
+        given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[:MOST_GIVEN]]
+        for count, offer in enumerate(given):
+            OFFER.pack_into(self._offers, OFFER.size * count, *offer)
+        PATH.pack_into(self._record, Offers.row.offset, *row, len(node.tail), len(given))
+        self._tail[: len(node.tail)] = node.tail
+        found = OFFER.iter_unpack(self._offers[: OFFER.size * kernels().find_offers(self._address)])
+        return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
 
 
 class LookupDrafter(Proposer):
