@@ -53,6 +53,25 @@ def test_python_says_of_structures_what_the_header_says(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True).returncode != 0
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("Descent", "logits", "walks"),
+        ("Offer", "token", "prob"),
+        ("Offers", "row", "found"),
+        ("Pass", "rows", "states_row"),
+        ("Step", "kinds", "any_own"),
+    ],
+)
+def test_packed_numbers_stand_where_the_fields_are(name: str, first: str, last: str) -> None:
+    record = header.STRUCTURES[name]()
+    names = [field for field, _ in record._fields_]
+    packed = names[names.index(first) : names.index(last) + 1]
+    offset = getattr(type(record), first).offset
+    header.packer(name, first, last).pack_into(record, offset, *range(1, len(packed) + 1))
+    assert [getattr(record, field) for field in packed] == [*range(1, len(packed) + 1)]
+
+
 def loaded(folder: Path | None, reports: list[str]) -> float:
     """1 / noise by a library from this folder."""
     kernels = library(folder, row(), lambda: reports.append("compiling"))
