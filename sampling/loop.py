@@ -312,9 +312,7 @@ class _Run:
         self, keys: Keys, draft: Draft, verdict: Verdict, gains: list[_Gain], budget: Budget, waited: float
     ) -> list[Step]:
         """Return each row's Step, with its share of the time, as the controller learns from it."""
-        seconds = self.clock.take()
-        share = len(keys)
-        inner = by_row(draft.trace)
+        seconds, share, inner = self.clock.take(), len(keys), by_row(draft.trace)
         calls = (*draft.calls, Call(self.lm.name, 1, seconds["verify"]))
         if share > 1:
             calls = tuple(call.shared(share) for call in calls)

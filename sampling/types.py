@@ -42,6 +42,8 @@ class Rule(IntEnum):
 Hidden = bool | tuple[int, ...]
 
 
+# Of each move a row of a cache, its slot, and the lower slot that this is copied to; no later move reads that one.
+Moves = Sequence[tuple[int, int, int]]
 Allocate = Callable[[int, int], int]  # rows, numbers in a row → the address of memory for so large a float32 matrix
 
 
@@ -210,8 +212,8 @@ class KVCache(Protocol):
     def crop(self, length: int) -> None: ...  # keep the first `length` slots
     def resume(self, length: int) -> int: ...  # the longest prefix of `length` slots after which a pass can start
     def fork(self) -> KVCache: ...  # an independent copy
-    def shift(self, moves: Tensor, length: int) -> None:
-        """Make K moves [3, K]: row, from, to; keep the first `length` slots."""
+    def shift(self, moves: Moves, length: int) -> None:
+        """Make the moves, one after the other; keep the first `length` slots."""
 
     def select(self, rows: Tensor) -> None:
         """Expand, reorder or drop rows, by the indices [B'] of those that stay."""

@@ -119,9 +119,8 @@ class Controller:
         self.left = ALLOWANCE  # the account: passes that may still be lost
         self.last: int | None = None  # gamma of the last round
         self.pays = True  # whether drafts were expected to pay at the last decision
-        self._rounds_since_draft = 0
+        self._rounds_since_draft = self._rounds_since_plain = 0
         self._rounds_since_model = 0  # since the drafter's model ran; since the last draft if it has none
-        self._rounds_since_plain = 0
         self._rounds_without_draft = 0  # in which the drafter was called
         self._probes = dict.fromkeys(PROBES, MEASURED)  # rounds that may still time a pass of this many nodes
         self._trial = self._trial_paid = False  # whether the last budget was a trial; whether the last trial paid

@@ -8,6 +8,7 @@ token of which row. Knows no models.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
+from ctypes import memmove
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple, Self
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sampling.rows import put
-from sampling.types import DraftTree, Network, Rows
+from sampling.types import DraftTree, Moves, Network, Rows
 
 GROW = 256  # slots added at least, whenever a buffer is full
 # Decorates functions whose tensors can be written to in inference mode and outside it. Sessions keep only such tensors:
@@ -77,12 +78,15 @@ class Buffer:
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
-    def shift(self, moves: Tensor, length: int) -> None:
-        """Copy slot moves[1] of row moves[0] to slot moves[2], for all K of moves [3, K] at once; then keep the first
-        `length` slots."""
-        if self.data is not None:
-            rows, old, new = put(moves, self.data.device)
-            self.data[rows, :, new] = self.data[rows, :, old]
+    def shift(self, moves: Moves, length: int, index: Tensor | None = None) -> None:
+        """Make the moves, then keep the first `length` slots. `index` [3, K]: the moves as a tensor."""
+        if self.data is not None and index is None and self.data.is_cpu and self.data.shape[1] == 1:
+            size, slots, first = self.data.element_size() * self.data.shape[3], self.data.shape[2], self.data.data_ptr()
+            for row, old, new in moves:  # tensors of so few numbers would take longer
+                memmove(first + size * (slots * row + new), first + size * (slots * row + old), size)
+        elif self.data is not None:
+            rows, olds, news = put(torch.tensor(moves).T if index is None else index, self.data.device)
+            self.data[rows, :, news] = self.data[rows, :, olds]
         self.length = length
 
     @outside_inference_mode
@@ -146,10 +150,11 @@ class SlotCache:
         for buffer in self.buffers:
             buffer.crop(length)
 
-    def shift(self, moves: Tensor, length: int) -> None:
+    def shift(self, moves: Moves, length: int) -> None:
+        index = torch.tensor(moves).T
         for buffer in self.buffers:
-            moves = moves if buffer.data is None else put(moves, buffer.data.device)
-            buffer.shift(moves, length)
+            index = index if buffer.data is None else put(index, buffer.data.device)
+            buffer.shift(moves, length, index)
 
     def select(self, rows: Tensor) -> None:
         for buffer in self.buffers:

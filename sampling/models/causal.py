@@ -252,8 +252,7 @@ class CausalSession(Session):
             moves += [(row, end + node, slot) for slot, node in enumerate(path, start=first) if end + node != slot]
         length = max(map(len, self._tokens))
         if moves:
-            shifts = torch.tensor(moves).T
-            self._each(lambda part: part.shift(shifts, length))
+            self._each(lambda part: part.shift(moves, length))
         else:
             self._shorten(length)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sampling.models.cache import outside_inference_mode
-from sampling.types import Allocate, DraftTree, Hidden, KVCache, states_of
+from sampling.types import Allocate, DraftTree, Hidden, KVCache, Moves, states_of
 from utils.errors import UnfitError
 from utils.families import LLAMA, Family, facts_of, head_size, rotation_of, table
 from utils.kernels.bindings import (
@@ -297,7 +297,7 @@ class FusedCache:
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, rows: int = 0) -> None:
         self.layers, self.heads, self.size, self.dtype = layers, heads, size, dtype
         self.length, self.rows = 0, rows
-        self.moves: list[list[int]] = []
+        self.moves = list[tuple[int, int, int]]()
         self._hold(self._empty(0, 0, (size, BLOCK)), self._empty(0, 0, (BLOCK, size)))
 
     @outside_inference_mode
@@ -329,13 +329,9 @@ class FusedCache:
     def resume(self, length: int) -> int:
         return length
 
-    def shift(self, moves: Tensor, length: int) -> None:
-        """Note moves [3, K], each a copy of slot moves[1] of row moves[0] to slot moves[2]; keep the first `length`
-        slots.
-
-        They are made one after the other: no move overwrites a slot that a later one reads.
-        """
-        self.moves += moves.T.tolist()
+    def shift(self, moves: Moves, length: int) -> None:
+        """Note the moves, which are made one after the other; keep the first `length` slots."""
+        self.moves += moves
         self.length = length
 
     def settle(self) -> None:

@@ -160,7 +160,7 @@ def _with_masks(model: HfModel, network: Network, start: int) -> bool:
         right = _uncached(model, padded, [number for number in range(2) for _ in _PATHS])
         if not _near(logits.flatten(0, 1), right[range(len(texts)), [len(text) - 1 for text in texts]]):
             return False
-        cache.shift(torch.tensor([[0], [before + width - 1], [start]]), max(ends))
+        cache.shift([(0, before + width - 1, start)], max(ends))
         lengths = ends
     return True
 

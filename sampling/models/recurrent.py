@@ -25,6 +25,7 @@ from transformers.cache_utils import (
 )
 
 from sampling.models.cache import SlotCache, slot_layer
+from sampling.types import Moves
 from utils.objects import HfConfig, HfModel
 
 EVERY = 256  # tokens after which the states are kept again
@@ -141,7 +142,7 @@ class RecurrentCache(SlotCache):
             self._read = newest.length
         return self._read
 
-    def shift(self, moves: Tensor, length: int) -> None:
+    def shift(self, moves: Moves, length: int) -> None:
         super().shift(moves, length)
         self._cut = length
 

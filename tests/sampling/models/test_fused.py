@@ -138,7 +138,7 @@ def test_a_node_of_a_tree_is_the_same_as_in_its_own_text(model: Any, dtype: torc
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
         assert torch.equal(logits[node], feed(network, bare.fork(), [ids[one] for one in path], width=1)[-1])
-    after = torch.tensor([[0, cached + one, cached + place] for place, one in enumerate(path)]).T
+    after = [(0, cached + one, cached + place) for place, one in enumerate(path)]
     cache.shift(after, cached + len(path))
     feed(network, bare, [ids[one] for one in path])
     assert torch.equal(feed(network, cache, [3]), feed(network, bare, [3]))

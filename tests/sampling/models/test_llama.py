@@ -225,7 +225,7 @@ def test_each_branch_of_a_tree_equals_its_path_alone() -> None:
     )
     for node, path in enumerate(paths):
         close(logits[0, node], expected(oracle, torch.cat((prompt, nodes[:, path]), dim=1))[0][0, -1])
-    cache.shift(torch.tensor([[0], [15], [14]]), 15)  # keep the path 0 → 1 → 3
+    cache.shift([(0, 15, 14)], 15)  # keep the path 0 → 1 → 3
     after, _ = network.forward(some_ids(1, 1), places(1, 1, 15), None, cache, 1)
     close(after[0, -1], expected(oracle, torch.cat((prompt, nodes[:, [0, 1, 3]], some_ids(1, 1)), dim=1))[0][0, -1])
 

@@ -132,7 +132,7 @@ def images() -> list[tuple[bytes, bytes]]:
             network = FusedNetwork(model, (torch.float16, torch.float32)[number % 2])
             cache, ids = network.new_cache(1), [3 + 7 * at % 190 for at in range(21)]
             network.of_one_row(ids, DraftTree.of([5, 6, 7, 8], [-1, 0, 0, 1]), cache)
-            cache.shift(torch.tensor([[0], [23], [21]]), 22)
+            cache.shift([(0, 23, 21)], 22)
             network.of_one_row([9], DraftTree.of([]), cache)
             both, positions = torch.tensor([ids[:9], ids[9:18]]), torch.arange(9).expand(2, -1)
             network.forward(both, positions, None, network.new_cache(2), 3)
