@@ -382,7 +382,6 @@ class FusedNetwork:
     reduced_ids: Tensor | None = None  # logits of all ids
     device = torch.device("cpu")
     dtype = torch.float32
-    _keeps_layers = False  # whether a pass has kept states between layers
 
     def __init__(self, model: HfModel, cache_dtype: torch.dtype | None = None) -> None:
         if not supports(model):
@@ -398,6 +397,7 @@ class FusedNetwork:
         self._rotary = [rotation_of(trunk.rotary_emb, kind) for kind in kinds]
         self._angles = [torch.empty(0, 2 * len(frequency)) for frequency, _ in self._rotary]
         self._positions = 0  # of these tables
+        self._kept: dict[int, int] = {}  # layers before which the last pass kept states, and the addresses of these
         self._one_at_a_time = threading.Lock()
         self._record = PassRecord(
             PassStruct, (self._hidden, int(config.intermediate_size), heads, self._shared, self._size)
@@ -520,16 +520,12 @@ class FusedNetwork:
         """
         assert cache.dtype == self.cache_dtype
         count, fed, keep = sizes
-        logits, last_states = torch.empty(count, keep, self._width), 0
-        if states is not None and wanted == (-1,) and not self._keeps_layers:
-            last_states = states
-        elif self._keeps_layers or wanted:
-            size = 4 * self._hidden
-            addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
-            last_states = addresses.get(-1, 0)
-            for index, layer in enumerate(self._table):
-                layer.states = addresses.get(index)
-            self._keeps_layers = any(layer >= 0 for layer in addresses)
+        logits, size = torch.empty(count, keep, self._width), 4 * self._hidden
+        addresses = {} if states is None else {layer: states + size * at for at, layer in enumerate(wanted)}
+        last_states = addresses.pop(-1, 0)
+        for layer in {**self._kept, **addresses}:
+            self._table[layer].states = addresses.get(layer)
+        self._kept = addresses
         if last >= self._positions:
             self._turn(last + 1)
         self._record.prepare(count * fed, count * keep, seen)

@@ -20,7 +20,7 @@ from sampling.models.fused import BLOCK, FusedCache, PassRecord
 from utils.kernels.bindings import ROW, StepStruct, packer
 from utils.kernels.quantized_linear import QuantizedEmbedding, QuantizedLinear
 
-BEFORE, OFFSET = packer("Step", "kinds", "any_own"), StepStruct.kinds.offset
+BEFORE, OFFSET = packer("Step", "kinds", "any_own"), StepStruct.kinds.offset  # of the states before the rows
 
 
 class CompiledStep:
