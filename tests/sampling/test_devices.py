@@ -32,7 +32,7 @@ from sampling.models.llama import FixedNetwork, LlamaNetwork
 from sampling.models.network import network_of
 from sampling.stats.metrics import Meter
 from sampling.stats.summary import merge
-from sampling.types import Draft, Drafter, FixedPace, Limits, Rows, Rule, Sampler, Verdict
+from sampling.types import Draft, Drafter, FixedPace, Limits, Moves, Rows, Rule, Sampler, Verdict
 from sampling.verify.rules import Keys
 from tests.support import proofs
 from tests.support.proofs import NAMES, Amount, PlantedDrafter, Proofs, ScriptedNetwork, placed
@@ -251,7 +251,7 @@ def accepts_one_more(
     return replace(verdict, path=[list(range(min(len(path) + 1, len(tree.tokens)))) for tree, path in rows_taken])
 
 
-def cropped_only(self: Buffer, moves: torch.Tensor, length: int) -> None:
+def cropped_only(self: Buffer, moves: Moves, length: int, index: torch.Tensor | None = None) -> None:
     """What a tree's accepted nodes have left in the cache stays where it was."""
     self.crop(length)
 
