@@ -225,8 +225,10 @@ class PromptReader:
         **session: Any,
     ) -> None:
         self._status, self._hint, self._tell, self._is_second_interrupt = status, "", tell, is_second_interrupt
-        self._prefill, self._failed = "", 0  # the text that the line began with; quick failures in a row
-        self._left, self._pressed = False, False  # `leave` was called; Ctrl-C came while the prompt was not reading
+        self._prefill = ""  # the text that the line began with
+        self._failed = 0  # quick failures in a row
+        self._left = False  # `leave` was called
+        self._pressed = False  # Ctrl-C came while the prompt was not reading
         more = ".. " if ascii else "… "
         self.session: PromptSession[str] = PromptSession(
             "> " if ascii else "› ",

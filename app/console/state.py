@@ -224,7 +224,8 @@ class ConsoleState(Surface):
         self.latest: Answered | None = None  # the answer that /stats, /trace … are about; it may have been loaded
         self.replaceable: set[Path] = set()  # files that /save wrote, or refused once to replace: it may replace them
         self.next_line = ""  # the text with which the next input line begins
-        self.leaving, self.reading = False, False  # reading: the prompt is waiting for keys
+        self.leaving = False
+        self.reading = False  # the prompt is waiting for keys
         self.stop = Interrupts()  # of the command that is running
         self.log = log_writer_of(layers.settings)
         self.stopped_at = -SECOND_WITHIN  # when Ctrl-C last stopped an answer

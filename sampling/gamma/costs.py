@@ -103,7 +103,8 @@ class Costs:
         # In units of the plain pass of the same round:
         self._drafting = _Samples(*([] if c is None else [c]), worth=EARLIER)  # a drafted token
         self._waking = _Samples()  # a drafted token after idle rounds
-        self._model, self._sampling = _Samples(), _Samples()  # a pass of its model; sampling in a round without drafts
+        self._model = _Samples()  # a pass of the drafter's model
+        self._sampling = _Samples()  # sampling in a round without drafts
         self._runs_model = False  # whether c counts only rounds in which the drafter ran a model
         self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}

@@ -33,7 +33,7 @@ CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
-OFFER, PATH, MOST_GIVEN = packer("Offer"), packer("Offers", "row", "found"), OFFERED // 4  # offers of another source
+OFFER, PATH = packer("Offer"), packer("Offers", "row", "found")
 
 
 class TextSoFar:
@@ -196,7 +196,7 @@ class CompiledLookUps:
     def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
         row = (0, 0) if self._matches is None else self._matches.texts[node.row].tokens.buffer_info()
-        given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[:MOST_GIVEN]]
+        given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[: OFFERED // 4]]
         for count, offer in enumerate(given):
             OFFER.pack_into(self._offers, OFFER.size * count, *offer)
         PATH.pack_into(self._record, Offers.row.offset, *row, len(node.tail), len(given))
