@@ -29,6 +29,7 @@ from app.command_line.arguments import read_request
 from app.command_line.main import layers_of
 from app.screen.output import load_engine
 from sampling.drafters import proposal
+from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.events import Step
 from sampling.gamma import worth
 from sampling.gamma.constants import MAX_PROB
@@ -62,12 +63,15 @@ class Recorder:
         self.kept: list[Offered] = []
         self._round: list[tuple[Any, list[Any]]] = []
         self._last: list[Any] = []
-        pooled, add = proposal.pooled, proposal.Growth.add
+        pool, add = LookupDrafter.pool, proposal.Growth.add
 
-        def noted(trust: Any, candidates: Any, offers: Any, depth: int, noise: Any) -> Any:
-            result = pooled(trust, candidates, offers, depth, noise)
-            added = noise(depth, [candidate.token for candidate in result]) if noise else [0.0] * len(result)
-            self._last = [result, {candidate.token: candidate for candidate in candidates}, dict(offers), added]
+        def noted(drafter: Any, node: Any, candidates: Any, offers: Any, key: Any) -> Any:
+            result, left, known = pool(drafter, node, candidates, offers, key), 1.0, {}
+            for candidate in candidates:  # without the noise
+                known[candidate.token] = candidate._replace(p=left * candidate.prob)
+                left *= 1 - candidate.prob
+            tokens, noise = [candidate.token for candidate in result], vars(drafter)["_noise"]
+            self._last = [result, known, dict(offers), noise(node.depth, tokens) if noise else [0.0] * len(result)]
             return result
 
         def added(growth: Any, parent: Any, candidates: Any, *rest: Any) -> None:
@@ -75,8 +79,7 @@ class Recorder:
                 self._round.append((parent, self._last))
             add(growth, parent, candidates, *rest)
 
-        vars(proposal)["pooled"] = noted
-        proposal.Growth.add = added  # type: ignore
+        LookupDrafter.pool, proposal.Growth.add = noted, added  # type: ignore
 
     def close(self, kind: str, emitted: Sequence[int]) -> None:
         """End a round that emitted these tokens."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from sampling.types import Constraint, Filters, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError, raise_first
-from utils.kernels.bindings import at_hand, gumbel_noise, over_noise
+from utils.kernels.bindings import at_hand, over_noise
 from utils.logits_processors import HOTTEST, LogitsProcessor
 
 _Anything: Any = object  # for the type checker a view has every attribute; as a Sampler it would inherit defaults
@@ -33,7 +33,7 @@ DraftSampling = Literal["law", "greedy"]  # draw drafts from the drafter's law (
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 _TARGET, _COIN, _DRAFT = 1, 2, 3  # the streams
-_MEAN = 0.5772156649015329  # of Gumbel noise
+MEAN = 0.5772156649015329  # of Gumbel noise
 _ROUNDED = 1e-4  # relative error, far above that of a quotient
 
 
@@ -129,9 +129,8 @@ class KeyedSampler(Sampler):
         if not (processor.greedy or processor.temperature > HOTTEST or self.needs_prefixes) and processor.only_filters:
             self.filters = Filters(processor.temperature, processor.top_k, processor.top_p, processor.min_p)
 
-    def noise_states(self, row: int, position: int, count: int) -> list[int]:
-        before = _part(self._stream, row)
-        return [_part(before, at) for at in range(position, position + count)]
+    def noise_key(self, row: int) -> tuple[int, float]:
+        return _part(self._stream, row), self.processor.temperature
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits
@@ -162,17 +161,11 @@ class KeyedSampler(Sampler):
         """Return the drafter's sampler in the round that begins at these (row, committed length)."""
         return DraftingSampler(self, starts)
 
-    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """Return the noise of each id's logit in the target's draw: temperature × (Gumbel noise less its mean)."""
-        return [self.processor.temperature * (noise - _MEAN) for noise in self.noise(row, position, ids)]
-
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """Return the Gumbel noise of each id in the target's draw there; 0 in greedy decoding."""
         if self.processor.greedy:
             return [0.0] * len(ids)
-        (state,) = self.noise_states(row, position, 1)
-        if at_hand():
-            return gumbel_noise(state, ids)
+        state = _part(self.noise_key(row)[0], position)
         words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in ids)
         return [-math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53)) for word in words]  # −log E of E in `_race`
 

@@ -434,13 +434,14 @@ class Sampler(Protocol):
     needs_prefixes: bool  # the distribution depends on the tokens before: `probs` reads prefixes, and logits of all ids
     point_mass: bool  # drafts are point masses (greedy drafts, gumbel coupling)
     greedy: bool = False  # the draw is the largest logit after any prefix
-    filters: Filters | None = None  # if the draw is by these alone, with the noise of `noise_states`; None: it is not
+    filters: Filters | None = None  # if the draw is by these alone, with the noise of `noise_key`; None: it is not
     notes: bool = False  # every coin is recorded, so that none may be tossed that decides nothing
     banned: frozenset[int] = frozenset()  # the ids that are never drawn
 
-    def noise_states(self, row: int, position: int, count: int) -> list[int]:
-        """Return the 64-bit random generator states for the noise of the target's draws at `count` positions."""
-        return [0] * count
+    def noise_key(self, row: int) -> tuple[int, float]:
+        """Return the 64-bit key of the noise of a row's draws, which a position extends, and the temperature; (0, 0.0)
+        hides the noise."""
+        return 0, 0.0
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., n] of these ids (None: of all) with each id's bias added. It is added once to the logits
@@ -467,16 +468,12 @@ class Sampler(Protocol):
         """Return the drafter's view in the round that begins at `starts` (row, committed length): with separate
         noise, or the target's under gumbel coupling. The view's own `drafting` returns the view of a nested round."""
 
-    def shared_noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """Return the term that the target's own draw there adds to the logit of each id.
-
-        Only a drafter of point masses may read it: those never change the text. A drafter that let the noise decide
-        *whether* to make a drawn draft would bias the draw after its refusal. A sampler that hides its noise returns 0.
-        """
-        return [0.0] * len(ids)
-
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
-        """Return the Gumbel noise of each id in the target's draw there, to display a past draw."""
+        """Return the Gumbel noise of each id in the target's draw there, which the temperature multiplies.
+
+        Only a drafter of point masses may read it before the draw: those never change the text. A drafter that let the
+        noise decide *whether* to make a drawn draft would bias the draw after its refusal.
+        """
         return [0.0] * len(ids)
 
     def coin_uniforms(self, keys: Tensor) -> list[float]:

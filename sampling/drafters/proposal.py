@@ -31,6 +31,7 @@ from sampling.gamma.constants import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, MAX_PRO
 from sampling.gamma.ratios import Ratios
 from sampling.gamma.worth import ModelWorth, floors_of, worthwhile
 from sampling.rows import first_rows, lead, prepended
+from sampling.sampler import MEAN
 from sampling.types import (
     LM,
     Budget,
@@ -58,6 +59,9 @@ POOLED_NOISE_SHARE = 0.95  # share of the noise that is applied where a model of
 UNLISTED_WEIGHT = 0.067  # weight of all tokens that no source offers
 
 Noise = Callable[[int, Sequence[int]], list[float]]  # depth of a node, ids → what the draw adds to their logits
+
+NoiseKey = tuple[int, int, float]  # tokens of a row, and its :meth:`sampling.types.Sampler.noise_key`
+NO_NOISE = 0, 0, 0.0
 
 Offer = tuple[int, float]  # a token that may follow a node, and its probability according to the source
 
@@ -166,10 +170,8 @@ class Growth:
         for token, source, p, prob in candidates:
             part = share * p
             path = parent.path * part if part < 1.0 else parent.path
-            if path < self.least:
-                continue
             index = bisect(self._order, -path)
-            if index < self.most and path > self.floors[index]:
+            if index < self.most and path > self.floors[index] and path >= self.least:
                 tail = [*parent.tail[1 - reach :], token] if reach > 1 else [token]
                 self._insert(index, Node(parent.row, tail, parent, parent.depth + 1, token, source, prob, path))
 
@@ -226,17 +228,20 @@ def pooled(
 ) -> list[Candidate]:
     """Return the candidates of several sources and the offers of a model after one node as one distribution.
 
-    The probabilities that all sources give a token are added, each with its `trust` (the model's last); the sums are
+    The probabilities that all sources give a token are added, those of the candidates in their order, before any noise,
+    each with its `trust` (the model's last); the sums are
     sharpened by an exponent and normalised (a linear pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, show why
     sums of forecasts need sharpening). Figures: docs/notes.md, "One builder for all sources".
     """
     known, forecast = {candidate.token: candidate for candidate in candidates}, dict(offers)
-    model, own = len(trust) - 1, trust[-1]
+    model, own, left = len(trust) - 1, trust[-1], 1.0
     tokens = list(known | forecast)
     weights, origins = list[float](), list[tuple[int, float]]()
     for token in tokens:
-        candidate, prob = known.get(token), forecast.get(token, 0.0)
-        others = 0.0 if candidate is None else trust[candidate.source] * candidate.p
+        candidate, prob, others = known.get(token), forecast.get(token, 0.0), 0.0
+        if candidate is not None:
+            others = trust[candidate.source] * left * candidate.prob
+            left *= 1 - candidate.prob
         weights.append((others + own * prob + LISTED_WEIGHT) ** SHARPENING)
         if candidate is None or own * prob >= others:
             origins.append((model, prob))
@@ -323,6 +328,7 @@ class Proposer(Drafter):
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
         self._noise: Noise | None = None
+        self._key: NoiseKey = NO_NOISE  # of the same, for a compiled call
         self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
@@ -357,10 +363,12 @@ class Proposer(Drafter):
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise, self._calls, self._offered, self._banned = None, [], [], sampler.banned
+        self._noise, self._key, self._calls, self._offered, self._banned = None, NO_NOISE, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             row, length = self._ids[0], len(rows[0])
-            self._noise = lambda depth, ids: sampler.shared_noise(row, length + depth, ids)
+            key, heat = sampler.noise_key(row)
+            self._key = (length, key, heat)
+            self._noise = lambda depth, ids: [heat * (each - MEAN) for each in sampler.noise(row, length + depth, ids)]
         growths = [
             self._growth(Node(row, text[-self._reach :]), depth, budget, wide)
             for row, (text, depth) in enumerate(zip(texts, budget.max_depth, strict=True))
@@ -391,7 +399,6 @@ class Proposer(Drafter):
             return
         if not level:
             return
-        noise = self._noise
         looked_up = [self.look_up(node) for node in level]
         if banned := self._banned:
             looked_up = [[candidate for candidate in each if candidate.token not in banned] for each in looked_up]
@@ -400,19 +407,14 @@ class Proposer(Drafter):
                 [candidate for candidate in each if node.state and node.state.after(candidate.token)]
                 for node, each in zip(level, looked_up, strict=True)
             ]
-        noised = (
-            looked_up
-            if noise is None
-            else [_with_noise(noise, node, known) for node, known in zip(level, looked_up, strict=True)]
-        )
         may_run_model = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
-        by_model: Iterable[list[Offer]] = self._run_model(level, noised) if may_run_model else repeat([])
-        for node, plain, known, offers in zip(level, looked_up, noised, by_model, strict=False):
+        by_model: Iterable[list[Offer]] = self._run_model(level, looked_up) if may_run_model else repeat([])
+        for node, known, offers in zip(level, looked_up, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._after_drafted.value
             if not offers:
                 candidates = known
             elif self.lookups:
-                candidates = pooled(self._trust, plain, offers, node.depth, noise)
+                candidates = self.pool(node, known, offers, self._key)
             else:
                 candidates = [Candidate(token, 0, p, p) for token, p in offers]
             self._offered.append((node, candidates))
@@ -438,8 +440,13 @@ class Proposer(Drafter):
         return free
 
     def look_up(self, node: Node) -> list[Candidate]:
-        """Return the offers of the sources without a model after a node, the likeliest first."""
-        return _in_order([(p, index, token) for index, source in self.lookups for token, p in source.offers(node)])
+        """Return the offers of the sources without a model after a node, the likeliest first, under the noise."""
+        known = _in_order([(p, index, token) for index, source in self.lookups for token, p in source.offers(node)])
+        return known if self._noise is None else _with_noise(self._noise, node, known)
+
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
+        """Return :func:`pooled` of the candidates after a node and the model's offers."""
+        return pooled(self._trust, known, offers, node.depth, self._noise)
 
     # -- a model beside the others ---------------------------------------------------------------
 

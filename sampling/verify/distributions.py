@@ -48,9 +48,8 @@ class HostDistributions(Distributions):
         self._known: dict[Place, Tensor] = {}
         self._walked: dict[Place, Structure] = {}
         self._walks = logits.shape[-1] >= MANY and at_hand() and walkable(logits)
-        self._filters: Filters | None = None  # of the draw; None: a walk cannot draw
-        if self._walks:
-            self._filters = GREEDY if sampler.greedy else sampler.filters
+        # of the draw; None: a walk cannot draw
+        self._filters = (GREEDY if sampler.greedy else sampler.filters) if self._walks else None
 
     def all(self) -> Tensor:
         """Return [B, N+1, V]."""
@@ -79,9 +78,9 @@ class HostDistributions(Distributions):
         if filters is None:
             return [], self.drawn(row, node, key)
         tree = self.draft.trees[row]
-        states = self.sampler.noise_states(*key, len(tree.tokens) + 1) if filters.temperature else None
+        noise = (self.sampler.noise_key(key[0])[0], key[1]) if filters.temperature else None
         cut = (filters.temperature or 1.0, *filters[1:])
-        visited, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, states, *cut)
+        visited, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, noise, *cut)
         self._walked.update(zip(((row, each) for each in visited), walks, strict=False))
         token = walks[len(visited) - 1].drawn
         if token < 0:

@@ -202,8 +202,8 @@ def emitted(event: Step | Finished) -> Sequence[int]:
 def gap_of(lm: CausalLM, row: list[int], one: int, other: int, sampler: KeyedSampler) -> float:
     """How far `other` lies below `one` behind `row`, in logits and the noise that they are drawn with."""
     logits = lm.open([row]).score([row], Draft.empty(1))[0, 0].float()
-    noise = sampler.shared_noise(0, len(row), [one, other])
-    return float(logits[one] - logits[other]) + noise[0] - noise[1]
+    noise = sampler.noise(0, len(row), [one, other])
+    return float(logits[one] - logits[other]) + sampler.processor.temperature * (noise[0] - noise[1])
 
 
 def distribution_of(lm: CausalLM, prompt: list[int], processor: Any) -> dict[tuple[int, ...], float]:

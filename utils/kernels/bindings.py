@@ -154,7 +154,7 @@ def descend(
     tokens: Sequence[int],
     parents: Sequence[int],
     most: int,
-    states: Sequence[int] | None,
+    noise: tuple[int, int] | None,
     temperature: float,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -164,11 +164,11 @@ def descend(
     no child is drawn, or whose draw is undecided. Return the nodes on this path, and the Walk of each, N+1 records in
     all; `mass` is left out.
 
-    logits [B, N+1, V], which :func:`walkable` takes; `states` of the noise's generator at each depth from `start` on,
+    logits [B, N+1, V], which :func:`walkable` takes; `noise`: the key of the row's and the position of the first draw,
     None: the largest logit is drawn. `most`: see :func:`walk`; the numbers after it are those of a LogitsProcessor.
     """
     (by_row, by_node, _), count = logits.stride(), len(tokens)
-    walks, noise = _walks(count + 1)(), array("Q", states or ())
+    walks = _walks(count + 1)()
     numbers = array("q", [*tokens, *parents, *[0] * (count + 1)])
     address = numbers.buffer_info()[0]
     descent = _DESCENT.pack(
@@ -176,13 +176,13 @@ def descend(
         by_node,
         logits.shape[-1],
         most,
-        states is not None,
+        noise is not None,
         top_k,
         1 / temperature,
         top_p if top_p < 1 else 0.0,
         min_p,
         0.0,
-        noise.buffer_info()[0],
+        *(noise or (0, 0)),
         count,
         address,
         address + 8 * count,
@@ -192,13 +192,6 @@ def descend(
     )
     stood = kernels().descend(descent)
     return numbers[2 * count : 2 * count + stood].tolist(), walks
-
-
-def gumbel_noise(state: int, ids: Sequence[int]) -> list[float]:
-    """Return the Gumbel noise of ids under the stream in this state."""
-    numbers, result = array("q", ids), array("d", bytes(8 * len(ids)))
-    kernels().gumbel_noise(state, len(ids), numbers.buffer_info()[0], result.buffer_info()[0])
-    return result.tolist()
 
 
 def over_noise(state: int, probs: "Tensor") -> np.ndarray:

@@ -50,6 +50,11 @@ INLINE Share share(int64_t count, const Member *member) {
     return (Share){count * member->thread / member->threads, count * (member->thread + 1) / member->threads};
 }
 
+/* -- walk.c -- */
+
+uint64_t part(uint64_t key, int64_t more);       /* the key extended by one more part */
+double gumbel(uint64_t state, int64_t id);       /* the noise of an id in the stream in this state */
+
 /* -- products.c, linear.c, blocks.c -- */
 
 /* 16 columns of up to 8 rows: x [group][row], y rows of `stride` numbers. */

@@ -194,7 +194,8 @@ typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
     int64_t stride, count, most, draws, top_k;
     float inverse, top_p, min_p, unused;
-    const uint64_t *states; /* of the noise at each depth from `begin` on */
+    uint64_t key; /* of the row's noise */
+    int64_t position; /* of the first draw */
     int64_t nodes;
     const int64_t *tokens, *parents;
     int64_t begin;
@@ -218,16 +219,24 @@ typedef struct {
     double p, prob;
 } Offer;
 
-/* The tokens that matches in a row of `length` tokens and n-gram tables offer after a path. */
+/* The tokens that matches in a row of `length` tokens and n-gram tables offer after a path, beside those of other
+   sources; and these pooled with a model's. The noise of the draw after the path, at `temperature` (0: none),
+   multiplies each p, by e^most_noise at most and to no more than most_prob. */
 typedef struct {
     int64_t longest;      /* tokens of a match at most, 0: no matches */
     const double *chance; /* that a match is right, by its number of tokens */
     int64_t match_source;
     const TableLevel *levels;
     int64_t sizes, most, end, table_source; /* `most` tokens of a context, below id `end`; sizes 0: no tables */
+    double noise_share, pooled_share, most_noise, noise_mean, most_prob, listed, sharpening, unlisted;
+    const double *trust; /* in each source */
+    int64_t model;       /* its index */
     const int64_t *row;
-    int64_t length, size, found; /* size: of the tail; found: of offers by other sources */
-    int64_t tail[CONTEXT];       /* the last tokens of the path */
+    int64_t length, size, known, found; /* size: of the tail; found: the offers given, `known` before the model's */
+    uint64_t key;                       /* of the row's noise */
+    int64_t position;                   /* of the draw */
+    double temperature;
+    int64_t tail[CONTEXT]; /* the last tokens of the path */
     Offer offers[OFFERED];
 } Offers;
 
@@ -238,7 +247,7 @@ void walk(Walk *walk);
 void sum_up(Walk *walk);
 int64_t descend(const Descent *descent);
 int64_t find_offers(Offers *offers);
+int64_t pool_offers(Offers *offers);
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result);
-void gumbel_noise(uint64_t state, int64_t count, const int64_t *ids, double *result);
 int64_t packed_size(int64_t type, int64_t rows, int64_t width);
 #endif

@@ -3,6 +3,7 @@
    the probability that it is right and those before it are wrong. The same in Python:
    sampling/drafters/tables/lookup.py. */
 #include "internal.h"
+#include <math.h>
 
 static const uint64_t PRIME = 0x9E3779B97F4A7C15u;
 
@@ -85,9 +86,54 @@ static void put_in_order(Offers *l) {
     l->found = kept;
 }
 
+/* Multiply the weights of the offers by `share` of the noise. */
+static void add_noise(Offers *l, double share) {
+    const uint64_t state = part(l->key, l->position);
+    for (int64_t at = 0; at < l->found && l->temperature > 0; at++) {
+        const double noise = share * (l->temperature * (gumbel(state, l->offers[at].token) - l->noise_mean));
+        l->offers[at].p *= exp(noise < l->most_noise ? noise : l->most_noise);
+    }
+}
+
+static void limit(Offers *l, double total) {
+    for (int64_t at = 0; at < l->found; at++) {
+        const double p = l->offers[at].p / total;
+        l->offers[at].p = p < l->most_prob ? p : l->most_prob;
+    }
+}
+
 int64_t find_offers(Offers *l) {
     if (l->size > 0 && l->longest > 0) match(l);
     if (l->size > 0 && l->sizes > 0) read_tables(l);
     put_in_order(l);
+    add_noise(l, l->noise_share);
+    if (l->temperature > 0) limit(l, 1.0);
     return l->found;
+}
+
+/* Make the `known` offers, in order, and those of a model after them one distribution. The same in Python:
+   sampling/drafters/proposal.py. */
+int64_t pool_offers(Offers *l) {
+    Offer *offers = l->offers;
+    const int64_t known = l->known;
+    double own[OFFERED] = {0.0}, left = 1.0, total = 0.0;
+    int64_t count = known;
+    for (int64_t at = known; at < l->found; at++) {
+        int64_t same = 0;
+        while (same < known && offers[same].token != offers[at].token) same++;
+        if (same == known) same = count++, offers[same] = offers[at];
+        own[same] = offers[at].prob;
+    }
+    l->found = count;
+    for (int64_t at = 0; at < count; at++) {
+        const double model = l->trust[l->model] * own[at];
+        const double others = at < known ? l->trust[offers[at].source] * left * offers[at].prob : 0.0;
+        left *= 1 - offers[at].prob;
+        if (at >= known || model >= others) offers[at].source = l->model, offers[at].prob = own[at];
+        offers[at].p = pow(others + model + l->listed, l->sharpening);
+    }
+    add_noise(l, l->pooled_share);
+    for (int64_t at = 0; at < count; at++) total += offers[at].p;
+    limit(l, l->unlisted + total);
+    return count;
 }

@@ -25,6 +25,14 @@ static double uniform(uint64_t state, int64_t index) {
     return ((double)((word ^ (word >> 31)) >> 11) + 0.5) * 0x1p-53;
 }
 
+uint64_t part(uint64_t key, int64_t more) {
+    uint64_t word = key + (uint64_t)(more + 1) * GOLDEN;
+    MIXED(word);
+    return word ^ (word >> 31);
+}
+
+double gumbel(uint64_t state, int64_t id) { return -log(-log1p(-uniform(state, id))); }
+
 typedef uint64_t Words __attribute__((vector_size(64)));
 
 /* The uniform numbers of these eight words and of the next eight, rounded down to 31 bits, then to a nearest float. */
@@ -277,7 +285,7 @@ int64_t descend(const Descent *d) {
         w->logits = d->logits + (node + 1) * d->stride;
         w->count = d->count, w->most = d->most, w->draws = d->draws, w->inverse = d->inverse;
         w->top_k = d->top_k, w->top_p = d->top_p, w->min_p = d->min_p;
-        w->state = d->draws ? d->states[stood] : 0;
+        w->state = part(d->key, d->position + stood);
         d->path[stood++] = node;
         draw(w);
         child = -1;
@@ -290,9 +298,4 @@ int64_t descend(const Descent *d) {
 /* Probabilities divided by the uniform numbers of the stream in this state. */
 void over_noise(uint64_t state, int64_t count, const float *probs, float *result) {
     for (int64_t at = 0; at < count; at++) result[at] = probs[at] / (float)uniform(state, at);
-}
-
-/* The Gumbel noise of some ids: -log of the exponential number of each. */
-void gumbel_noise(uint64_t state, int64_t count, const int64_t *ids, double *result) {
-    for (int64_t at = 0; at < count; at++) result[at] = -log(-log1p(-uniform(state, ids[at])));
 }

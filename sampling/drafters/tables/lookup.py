@@ -15,12 +15,26 @@ from itertools import repeat
 from typing import Any
 
 from sampling.drafters.draft_model import ModelSource, Respelled, source_of
-from sampling.drafters.proposal import Candidate, Node, Offer, Proposer, Source
+from sampling.drafters.proposal import (
+    LISTED_WEIGHT,
+    MAX_NOISE,
+    NOISE_SHARE,
+    POOLED_NOISE_SHARE,
+    SHARPENING,
+    UNLISTED_WEIGHT,
+    Candidate,
+    Node,
+    NoiseKey,
+    Offer,
+    Proposer,
+    Source,
+)
 from sampling.drafters.registry import DraftRequest, Parts
 from sampling.drafters.tables.suffix import SIZES, SuffixIndex
 from sampling.drafters.tables.table_file import StaticTables
-from sampling.gamma.constants import MIN_PATH
+from sampling.gamma.constants import MAX_PROB, MIN_PATH
 from sampling.rows import common_prefix, parted
+from sampling.sampler import MEAN
 from sampling.types import Draft, Rows, Sampler, Session, Verdict
 from sampling.vocabulary import best
 from utils.kernels.bindings import OFFERED, Offers, at_hand, kernels, packer
@@ -33,7 +47,7 @@ CHANCE = (0.0, 0.17, 0.42, 0.5, 0.7, 0.85)
 SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
-OFFER, PATH = packer("Offer"), packer("Offers", "row", "found")
+OFFER, ONCE, EACH = packer("Offer"), packer("Offers", "longest", "model"), packer("Offers", "row", "temperature")
 
 
 class TextSoFar:
@@ -131,7 +145,7 @@ class Recalled(Source):
     reach = 2
 
     def __init__(self) -> None:
-        self._after: dict[tuple[int, ...], list[Offer]] = {}
+        self._after: dict[tuple[int, ...], Sequence[Offer]] = {}
         self._learns = True  # not when the target decodes greedily or under a constraint
 
     def start(self, prompt: Rows, begun: Rows, target: Session) -> None:
@@ -141,7 +155,8 @@ class Recalled(Source):
         self._learns = not (sampler.greedy or sampler.constraint is not None)
 
     def offers(self, node: Node) -> list[Offer]:
-        return [offer for size in SHARES for offer in self._after.get(tuple(node.tail[-size:]), ())]
+        known = ((share, self._after.get(tuple(node.tail[-size:]), ())) for size, share in SHARES.items())
+        return [(token, share * p) for share, offers in known for token, p in offers if p > 0]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or not self._learns:
@@ -150,15 +165,13 @@ class Recalled(Source):
         self.learn([*texts[0][-2:], *draft.trees[0].path_tokens(paths[0])], likely)
 
     def learn(self, row: list[int], likely: Sequence[Sequence[Offer]]) -> None:
-        """Keep the likeliest ids after each of the last tokens of `row`, their probabilities scaled by SHARES.
+        """Keep the likeliest ids after each of the last tokens of `row`, and their probabilities.
 
         Distributions with one possible token are skipped: that token is in the text, where matches find it.
         """
         for end, offers in enumerate(likely, start=len(row) - len(likely) + 1):
-            if offers[0][1] == 1:
-                continue
-            for size, share in SHARES.items():
-                self._after[tuple(row[max(0, end - size) : end])] = [(token, share * p) for token, p in offers if p > 0]
+            for size in SHARES if offers[0][1] < 1 else ():
+                self._after[tuple(row[max(0, end - size) : end])] = offers
 
 
 def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
@@ -173,35 +186,50 @@ def likeliest_tokens(verdict: Verdict, nodes: list[int]) -> list[list[Offer]]:
 
 class CompiledLookUps:
     """Looks up matches and tables after a node by one compiled call (utils/kernels/lookup.c), which also takes the
-    offers of the other sources; the candidates are those of :meth:`Proposer.look_up`. `number` returns the index of a
-    source."""
+    offers of the other sources, and pools them with a model's by another; the candidates are those of
+    :meth:`Proposer.look_up` and :meth:`Proposer.pool`. `trust` in each source; `number` returns the index of one."""
 
-    def __init__(self, matches: Matches | None, tables: Tables | None, number: Callable[[Source], int]) -> None:
-        self._matches, self._record = matches, Offers()
-        record = self._record
-        self._address, self._tail = addressof(record), record.tail
-        self._offers = memoryview(record).cast("B")[Offers.offers.offset :]
-        if matches is not None:
-            self._chance = array("d", CHANCE)
-            record.longest, record.chance, record.match_source = (
-                LONGEST,
-                self._chance.buffer_info()[0],
-                number(matches),
-            )
-        if tables is not None:
-            self._tables = known = tables.known
-            record.table_source, record.most, record.end = number(tables), CHOICES, known.end
-            record.levels, record.sizes = known.compiled, min(tables.reach, known.max_n)
+    def __init__(
+        self,
+        matches: Matches | None,
+        tables: Tables | None,
+        trust: Sequence[float],
+        number: Callable[[Source], int],
+    ) -> None:
+        self._matches, self._tables, self._record = matches, tables and tables.known, Offers()
+        self._address, self._tail = addressof(self._record), self._record.tail
+        self._offers = memoryview(self._record).cast("B")[Offers.offers.offset :]
+        self._numbers = array("d", [*CHANCE, *trust])
+        chance = self._numbers.buffer_info()[0]
+        first = (LONGEST, chance, number(matches)) if matches else (0, 0, 0)
+        second = (0, 0, 0, 0, 0)
+        if tables and (known := self._tables):
+            second = known.compiled, min(tables.reach, known.max_n), CHOICES, known.end, number(tables)
+        ONCE.pack_into(
+            *(self._record, 0, *first, *second, NOISE_SHARE, POOLED_NOISE_SHARE, MAX_NOISE, MEAN, MAX_PROB),
+            *(LISTED_WEIGHT, SHARPENING, UNLISTED_WEIGHT, chance + 8 * len(CHANCE), len(trust) - 1),
+        )
 
-    def candidates(self, node: Node, others: Sequence[tuple[int, Source]]) -> list[Candidate]:
+    def candidates(self, node: Node, others: Sequence[tuple[int, Source]], noise: NoiseKey) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
         row = (0, 0) if self._matches is None else self._matches.texts[node.row].tokens.buffer_info()
         given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[: OFFERED // 4]]
-        for count, offer in enumerate(given):
-            OFFER.pack_into(self._offers, OFFER.size * count, *offer)
-        PATH.pack_into(self._record, Offers.row.offset, *row, len(node.tail), len(given))
         self._tail[: len(node.tail)] = node.tail
-        found = OFFER.iter_unpack(self._offers[: OFFER.size * kernels().find_offers(self._address)])
+        return self._called("find_offers", given, node, noise, *row, len(node.tail), 0)
+
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
+        """Return the candidates after a node and a model's offers there as one distribution."""
+        each = [*known, *((token, -1, p, p) for token, p in offers)]
+        return self._called("pool_offers", each, node, noise, 0, 0, 0, len(known))
+
+    def _called(
+        self, name: str, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: NoiseKey, *numbers: int
+    ) -> list[Candidate]:
+        length, key, temperature = noise
+        for count, offer in enumerate(offers):
+            OFFER.pack_into(self._offers, OFFER.size * count, *offer)
+        EACH.pack_into(self._record, ONCE.size, *numbers, len(offers), key, length + node.depth, temperature)
+        found = OFFER.iter_unpack(self._offers[: OFFER.size * getattr(kernels(), name)(self._address)])
         return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
 
 
@@ -244,11 +272,14 @@ class LookupDrafter(Proposer):
         super().start(prompt, target, verifier)
         matches = next((source for source in self.sources if isinstance(source, Matches)), None)
         tables = next((source for source in self.sources if isinstance(source, Tables)), None)
-        self._compiled = CompiledLookUps(matches, tables, self.sources.index) if at_hand() else None
+        self._compiled = CompiledLookUps(matches, tables, self._trust, self.sources.index) if at_hand() else None
 
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
-        return self._compiled.candidates(node, self._others) if self._compiled else super().look_up(node)
+        return self._compiled.candidates(node, self._others, self._key) if self._compiled else super().look_up(node)
+
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
+        return (self._compiled.pool if self._compiled else super().pool)(node, known, offers, noise)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:

@@ -76,7 +76,7 @@ def test_what_cannot_be_divided_by_is_greedy(temperature: float, law: Any) -> No
     sampler = KeyedSampler(processor)
     assert sampler.point_mass
     assert sampler.drafting([(0, 0)]).point_mass
-    assert sampler.shared_noise(0, 5, [1, 2]) == pytest.approx([0.0, 0.0])
+    assert sampler.noise(0, 5, [1, 2]) == pytest.approx([0.0, 0.0])
 
 
 @pytest.mark.parametrize("temperature", HOT)

@@ -58,7 +58,8 @@ def test_python_says_of_structures_what_the_header_says(tmp_path: Path) -> None:
     [
         ("Descent", "logits", "walks"),
         ("Offer", "token", "prob"),
-        ("Offers", "row", "found"),
+        ("Offers", "longest", "model"),
+        ("Offers", "row", "temperature"),
         ("Pass", "rows", "states_row"),
         ("Step", "kinds", "any_own"),
     ],

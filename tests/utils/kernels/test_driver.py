@@ -20,7 +20,7 @@ from gguf import quants
 
 from sampling.models import fused
 from sampling.models.fused import FusedNetwork
-from sampling.sampler import KeyedSampler
+from sampling.sampler import KeyedSampler, stream_key
 from sampling.types import DraftTree
 from tests.sampling.models.test_families import CASES, packed, random_model
 from tests.support.pass_image import Image
@@ -197,7 +197,7 @@ def test_a_draw_is_the_samplers_in_every_build(program: list[str]) -> None:
                 -3,
                 5008,
                 numbers.get("top_k", 0),
-                np.uint64(sampler.noise_states(0, 0, 1)[0]).astype(np.int64),
+                np.uint64(stream_key(place, 1, 0, 0)).astype(np.int64),
                 0,
                 0,
             ]

@@ -40,11 +40,11 @@ def test_the_compiled_walk_draws_what_the_whole_race_draws(shape: str) -> None:
 def test_two_that_are_too_near_each_other_are_left_to_the_sampler() -> None:
     from utils.kernels import bindings as walks
 
-    sampler, logits = KeyedSampler(LogitsProcessor(1.0), seed=5), torch.full((4112,), -50.0)
+    logits = torch.full((4112,), -50.0)
     noise = -torch.log1p(-drawing.uniforms([drawing.stream_key(5, 1, 0, 0)], 4112, torch.device("cpu"))[0])
     for off, decided in ((1e-3, True), (1e-6, False)):
         logits[7], logits[9] = 0.0, float((noise[9] / noise[7]).log()) + off  # p / E of both alike but for this
-        drawn = walks.walk(logits.data_ptr(), len(logits), 2, *sampler.noise_states(0, 0, 1), 1.0).drawn
+        drawn = walks.walk(logits.data_ptr(), len(logits), 2, drawing.stream_key(5, 1, 0, 0), 1.0).drawn
         assert drawn == (9 if decided else -1)
 
 
@@ -151,12 +151,3 @@ def test_the_walk_divides_by_the_samplers_own_stream() -> None:
     for state in (5, -5, (1 << 63) - 1):
         noise = drawing.uniforms([state], len(probs), probs.device)[0].float()
         assert np.array_equal(over_noise(state, probs), (probs / noise).numpy())
-
-
-def test_the_noise_of_ids_is_the_samplers_own() -> None:
-    from utils.kernels.bindings import gumbel_noise
-
-    ids = [0, 9, 4999]
-    for state in (5, (1 << 64) - 3):
-        noise = drawing.uniforms([state - (1 << 64) if state >> 63 else state], 5000, torch.device("cpu"))[0][ids]
-        assert gumbel_noise(state, ids) == pytest.approx((-(-(-noise).log1p()).log()).tolist(), abs=1e-12)

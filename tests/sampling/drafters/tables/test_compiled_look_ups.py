@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from sampling.drafters.draft_model import ModelSource
 from sampling.drafters.tables import lookup
 from sampling.drafters.tables.lookup import LookupDrafter
 from sampling.drafters.tables.suffix import SuffixIndex
@@ -16,7 +17,7 @@ from sampling.verify import distributions
 from sampling.verify.rules import verify
 from tests.support.quantized import keep_code, needs_kernels
 from tests.support.runs import drafting, sampler
-from tests.support.toys import ALONE
+from tests.support.toys import TableLM
 from training.tables.build import Passage, arrays_of, count_levels
 from utils.kernels.bindings import load
 from utils.logits_processors import LogitsProcessor
@@ -43,14 +44,16 @@ def compiled() -> None:
     seed=st.integers(0, 50),
     temperature=st.sampled_from([0.0, 0.8]),
     which=st.integers(1, 7),
+    model=st.booleans(),
 )
 def test_a_draft_is_the_same_node_by_node_with_and_without_compiled_look_ups(
-    row: list[int], seed: int, temperature: float, which: int
+    row: list[int], seed: int, temperature: float, which: int, model: bool
 ) -> None:
-    """Tokens, order, sources, probabilities; matches, tables, recalled tokens and finished answers in any mixture."""
+    """Tokens, order, sources, probabilities; matches, tables, recalled tokens and finished answers in any mixture, with
+    and without a model beside them."""
     finished = SuffixIndex()
     finished.add([1, 2, 3], random.Random(seed).choices(range(6), k=40))
-    trees = list[DraftTree]()
+    drafts, target = list[Draft](), TableLM(7).open([row])
     for at_hand in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(lookup, "at_hand", lambda at_hand=at_hand: at_hand)
@@ -61,13 +64,15 @@ def test_a_draft_is_the_same_node_by_node_with_and_without_compiled_look_ups(
                 finished=finished if which & 4 else None,
                 tree=True,
                 shared_noise=True,
+                model=ModelSource(TableLM(7, seed)) if model else None,
                 least=0.0,
             )
             drawing = sampler(temperature, seed)
-            drafter.start([row], ALONE, ALONE)
+            drafter.start([row], target, target)
             for count in (len(row), max(1, len(row) // 2)):  # and again of a row that went back
-                trees.append(drafter.propose([row[:count]], Budget([6], 12), drafting(drawing, [row[:count]])).trees[0])
-    assert trees[:2] == trees[2:]
+                drafts.append(drafter.propose([row[:count]], Budget([6], 12), drafting(drawing, [row[:count]])))
+    assert [draft.trees for draft in drafts[:2]] == [draft.trees for draft in drafts[2:]]
+    assert [draft.promised for draft in drafts[:2]] == pytest.approx([draft.promised for draft in drafts[2:]], abs=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
