@@ -57,7 +57,7 @@ ANSWER_MEMORY = 0.9  # weight that an answer keeps from answer to answer: ten an
 
 MIN_PATH = 0.03  # paths less likely than this are not drafted
 LEAST_PATH = 0.12  # under `gamma auto` a draft head's chain ends once its path is less likely than this
-NEXT_PROB = 0.5  # probability assumed for the likeliest token after a node, before the sources give theirs
+NEXT_PROB = 0.4  # probability assumed for the likeliest token after a node, before the sources give theirs
 MAX_PROB = 0.97  # highest probability of a token once noise or a model's offers are taken into account
 AFTER_DRAFTED = 0.85  # accepted tokens / offered probability, after accepted drafts
 AFTER_DRAFTED_WORTH = 20.0  # outcomes that this guess is worth
