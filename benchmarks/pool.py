@@ -65,8 +65,8 @@ class Recorder:
         self._last: list[Any] = []
         pool, add = LookupDrafter.pool, proposal.Growth.add
 
-        def noted(drafter: Any, node: Any, candidates: Any, offers: Any, key: Any) -> Any:
-            result, left, known = pool(drafter, node, candidates, offers, key), 1.0, {}
+        def noted(drafter: Any, node: Any, candidates: Any, offers: Any) -> Any:
+            result, left, known = pool(drafter, node, candidates, offers), 1.0, {}
             for candidate in candidates:  # without the noise
                 known[candidate.token] = candidate._replace(p=left * candidate.prob)
                 left *= 1 - candidate.prob

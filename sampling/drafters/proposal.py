@@ -228,10 +228,10 @@ def pooled(
 ) -> list[Candidate]:
     """Return the candidates of several sources and the offers of a model after one node as one distribution.
 
-    The probabilities that all sources give a token are added, those of the candidates in their order, before any noise,
-    each with its `trust` (the model's last); the sums are
-    sharpened by an exponent and normalised (a linear pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, show why
-    sums of forecasts need sharpening). Figures: docs/notes.md, "One builder for all sources".
+    The probabilities that all sources give a token are added, each with its `trust` (the model's last) and those of the
+    candidates before any noise, which their order tells; the sums are sharpened by an exponent and normalised (a linear
+    pool; Ranjan and Gneiting, J. R. Stat. Soc. B 72, 2010, show why sums of forecasts need sharpening). Figures:
+    docs/notes.md, "One builder for all sources".
     """
     known, forecast = {candidate.token: candidate for candidate in candidates}, dict(offers)
     model, own, left = len(trust) - 1, trust[-1], 1.0
@@ -414,7 +414,7 @@ class Proposer(Drafter):
             if not offers:
                 candidates = known
             elif self.lookups:
-                candidates = self.pool(node, known, offers, self._key)
+                candidates = self.pool(node, known, offers)
             else:
                 candidates = [Candidate(token, 0, p, p) for token, p in offers]
             self._offered.append((node, candidates))
@@ -444,7 +444,7 @@ class Proposer(Drafter):
         known = _in_order([(p, index, token) for index, source in self.lookups for token, p in source.offers(node)])
         return known if self._noise is None else _with_noise(self._noise, node, known)
 
-    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer]) -> list[Candidate]:
         """Return :func:`pooled` of the candidates after a node and the model's offers."""
         return pooled(self._trust, known, offers, node.depth, self._noise)
 

@@ -52,8 +52,8 @@ INLINE Share share(int64_t count, const Member *member) {
 
 /* -- walk.c -- */
 
-uint64_t part(uint64_t key, int64_t more);       /* the key extended by one more part */
-double gumbel(uint64_t state, int64_t id);       /* the noise of an id in the stream in this state */
+uint64_t part(uint64_t key, int64_t more); /* the key extended by one more part */
+double gumbel(uint64_t state, int64_t id); /* the noise of an id in the stream in this state */
 
 /* -- products.c, linear.c, blocks.c -- */
 

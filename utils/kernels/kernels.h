@@ -194,7 +194,7 @@ typedef struct {
     const float *logits; /* of the root, then of each node, `stride` numbers apart */
     int64_t stride, count, most, draws, top_k;
     float inverse, top_p, min_p, unused;
-    uint64_t key; /* of the row's noise */
+    uint64_t key;     /* of the noise of the row */
     int64_t position; /* of the first draw */
     int64_t nodes;
     const int64_t *tokens, *parents;

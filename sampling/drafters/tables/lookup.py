@@ -201,13 +201,12 @@ class CompiledLookUps:
         self._offers = memoryview(self._record).cast("B")[Offers.offers.offset :]
         self._numbers = array("d", [*CHANCE, *trust])
         chance = self._numbers.buffer_info()[0]
-        first = (LONGEST, chance, number(matches)) if matches else (0, 0, 0)
-        second = (0, 0, 0, 0, 0)
+        numbers = [LONGEST, chance, number(matches)] if matches else [0, 0, 0]
         if tables and (known := self._tables):
-            second = known.compiled, min(tables.reach, known.max_n), CHOICES, known.end, number(tables)
+            numbers += known.compiled, min(tables.reach, known.max_n), CHOICES, known.end, number(tables)
         ONCE.pack_into(
-            *(self._record, 0, *first, *second, NOISE_SHARE, POOLED_NOISE_SHARE, MAX_NOISE, MEAN, MAX_PROB),
-            *(LISTED_WEIGHT, SHARPENING, UNLISTED_WEIGHT, chance + 8 * len(CHANCE), len(trust) - 1),
+            *(self._record, 0, *numbers, *[0] * (8 - len(numbers)), NOISE_SHARE, POOLED_NOISE_SHARE, MAX_NOISE, MEAN),
+            *(MAX_PROB, LISTED_WEIGHT, SHARPENING, UNLISTED_WEIGHT, chance + 8 * len(CHANCE), len(trust) - 1),
         )
 
     def candidates(self, node: Node, others: Sequence[tuple[int, Source]], noise: NoiseKey) -> list[Candidate]:
@@ -278,8 +277,9 @@ class LookupDrafter(Proposer):
         """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
         return self._compiled.candidates(node, self._others, self._key) if self._compiled else super().look_up(node)
 
-    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
-        return (self._compiled.pool if self._compiled else super().pool)(node, known, offers, noise)
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer]) -> list[Candidate]:
+        compiled = self._compiled
+        return compiled.pool(node, known, offers, self._key) if compiled else super().pool(node, known, offers)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:
