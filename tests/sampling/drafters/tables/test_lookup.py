@@ -1,5 +1,6 @@
 """Look-ups as a drafter: which continuation they follow, the growing index, recalled tokens, and shared noise."""
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -23,7 +24,7 @@ from sampling.drafters.tables.lookup import (
 )
 from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.ratios import Ratios
-from sampling.sampler import KeyedSampler
+from sampling.sampler import MEAN, KeyedSampler
 from sampling.types import Budget, Draft, Drafter, Rows, Verdict
 from tests.support.runs import answers, decode, drafting, emitted, sampler, steps
 from tests.support.toys import ALONE, Given, TableLM, chain_lm, parents_of
@@ -250,6 +251,8 @@ def test_logits_and_noise_together_say_what_is_drawn(temperature: float) -> None
 def test_it_is_gumbels_whatever_the_temperature() -> None:
     many = sampler(0.8).noise(0, 5, range(20_000))
     assert stats.kstest(many, "gumbel_r").pvalue > 1e-3
+    assert abs(sum(many) / len(many) - MEAN) < 0.025
+    assert abs(stats.tstd(many) - math.pi / math.sqrt(6)) < 0.025
     assert sampler(1.6).noise(0, 5, [7]) == sampler(0.8).noise(0, 5, [7])
     assert sampler(0.0).noise(0, 5, [7, 8]) == [0.0, 0.0]
 
@@ -274,6 +277,7 @@ def test_rows_keep_their_noise_when_others_have_ended(monkeypatch: pytest.Monkey
         greedy, constraint, banned = False, None, frozenset[int]()
 
         def noise_key(self, row: int) -> tuple[int, float]:
+            asked.append((row, len(AGAIN)))  # what a compiled call extends by the depth
             return 0, 1.0
 
         def noise(self, row: int, position: int, ids: list[int]) -> list[float]:
