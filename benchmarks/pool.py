@@ -70,8 +70,9 @@ class Recorder:
             for candidate in candidates:  # without the noise
                 known[candidate.token] = candidate._replace(p=left * candidate.prob)
                 left *= 1 - candidate.prob
-            tokens, noise = [candidate.token for candidate in result], vars(drafter)["_noise"]
-            self._last = [result, known, dict(offers), noise(node.depth, tokens) if noise else [0.0] * len(result)]
+            tokens = [candidate.token for candidate in result]
+            factors = proposal.noise_factors(vars(drafter)["_noise"], node.depth, tokens, 1.0)
+            self._last = [result, known, dict(offers), np.log(factors)]
             return result
 
         def added(growth: Any, parent: Any, candidates: Any, *rest: Any) -> None:
@@ -95,7 +96,7 @@ class Recorder:
                 Offered(
                     *(kind, parent.depth, np.array([other.source for other in others])),
                     *(np.array([other.prob for other in others]), np.array([other.p for other in others])),
-                    *(np.array([own.get(token, 0.0) for token in tokens]), np.array(noise)),
+                    *(np.array([own.get(token, 0.0) for token in tokens]), noise),
                     np.array([candidate.p for candidate in result]),
                     tokens.index(came) if came in tokens else len(tokens),
                 )

@@ -3,10 +3,10 @@ own clock, from which the screen's figures come, and in all.
 
     python benchmarks/rounds.py [--repeat 5] [--tokens 128] [--temperature 0.7] [--steps] [--other FOLDER]
 
-Decodes after a prompt of 256 tokens under `gamma auto`, both lanes in turns. From the seconds of a Step, and from the
-time between two Steps, it subtracts those of the compiled passes (the target's and the draft head's). `--steps` also
-prints where the time goes, by part of a round and by function, each with its callees left out. `--other`: another
-checkout, whose figures are taken in turns with these.
+Decodes after prompts of 256 tokens, in each repeat another one, under `gamma auto`, both lanes in turns. From the
+seconds of a Step, and from the time between two Steps, it subtracts those of the compiled passes (the target's and the
+draft head's). `--steps` also prints where the time goes, by part of a round and by function, each with its callees left
+out. `--other`: another checkout, whose figures are taken in turns with these.
 """
 
 import argparse
@@ -79,12 +79,13 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
     engine.measured = Measured({n: 0.002 * (1 + 0.12 * (n - 1)) for n in range(1, 17)}, 0.0005)
     passes = Passes(bindings.kernels())
     vars(bindings)["kernels"] = lambda: passes
-    prompt = engine.tokenizer("\n".join(question.turns[0] for question in BUILT_IN))["input_ids"][:256]
+    questions = [question.turns[0] for question in BUILT_IN]
     kinds = "plain", "drafted", "drafted, look-ups alone", "drafted, the head too", "plain in all", "drafted in all"
     rounds: dict[str, list[float]] = {kind: [] for kind in kinds}
     parts, plain_parts = list[list[float]](), list[list[float]]()
 
-    def once(name: str, kept: str | None) -> int:
+    def once(name: str, kept: str | None, first: int = 0) -> int:
+        prompt = engine.tokenizer("\n".join([*questions[first:], *questions[:first]]))["input_ids"][:256]
         lane, count, began, spent = engine.lane(name, settings), 0, time.perf_counter(), passes.seconds
         lane.limits = replace(lane.limits, stop=frozenset())
         for event in lane.run(prompt):
@@ -105,7 +106,7 @@ def measured(tokens: int, temperature: float, repeat: int, steps: bool) -> dict[
 
     for turn in range(repeat + 1):
         for name, kind in (("ar", "plain"), ("spec", "drafted")):
-            once(name, kind if turn else None)
+            once(name, kind if turn else None, turn % len(questions))
     if steps:
         for kind, rows in (("drafted", parts), ("plain", plain_parts)):
             each = [1000 * statistics.median(column) for column in zip(*rows, strict=True)]

@@ -86,6 +86,14 @@ def _part(word: int, part: int) -> int:
     return _mix((word + (part + 1) * _GOLDEN) & _WORD)
 
 
+def gumbel(key: int, position: int, ids: Sequence[int]) -> list[float]:
+    """Return the Gumbel noise of each id in the draw at a position of a row with this
+    :meth:`sampling.types.Sampler.noise_key`."""
+    state = _part(key, position)
+    words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in ids)
+    return [-math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53)) for word in words]  # −log E of E in `_race`
+
+
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
     """Return [M] int64 on the host, the first state of a generator for each of keys [M, K]: its :func:`stream_key`."""
     return torch.tensor([_signed(stream_key(seed, stream, *parts)) for parts in keys.tolist()], dtype=torch.long)
@@ -163,11 +171,7 @@ class KeyedSampler(Sampler):
 
     def noise(self, row: int, position: int, ids: Sequence[int]) -> list[float]:
         """Return the Gumbel noise of each id in the target's draw there; 0 in greedy decoding."""
-        if self.processor.greedy:
-            return [0.0] * len(ids)
-        state = _part(self.noise_key(row)[0], position)
-        words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in ids)
-        return [-math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53)) for word in words]  # −log E of E in `_race`
+        return [0.0] * len(ids) if self.processor.greedy else gumbel(self.noise_key(row)[0], position, ids)
 
     def generator_states(self, stream: int, keys: Tensor) -> Tensor:
         """Return [M], the state from which SplitMix64 makes the noise of each draw or coin, by its key [M, K]."""

@@ -18,7 +18,7 @@ Knows no source by name, no clock and no text.
 
 import math
 from bisect import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
@@ -31,7 +31,7 @@ from sampling.gamma.constants import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, MAX_PRO
 from sampling.gamma.ratios import Ratios
 from sampling.gamma.worth import ModelWorth, floors_of, worthwhile
 from sampling.rows import first_rows, lead, prepended
-from sampling.sampler import MEAN
+from sampling.sampler import MEAN, gumbel
 from sampling.types import (
     LM,
     Budget,
@@ -58,9 +58,7 @@ SHARPENING = 1.5  # exponent of the summed probabilities of a token
 POOLED_NOISE_SHARE = 0.95  # share of the noise that is applied where a model offers too
 UNLISTED_WEIGHT = 0.067  # weight of all tokens that no source offers
 
-Noise = Callable[[int, Sequence[int]], list[float]]  # depth of a node, ids → what the draw adds to their logits
-
-NoiseKey = tuple[int, int, float]  # tokens of a row, and its :meth:`sampling.types.Sampler.noise_key`
+Noise = tuple[int, int, float]  # tokens of a row, and its :meth:`sampling.types.Sampler.noise_key`
 NO_NOISE = 0, 0, 0.0
 
 Offer = tuple[int, float]  # a token that may follow a node, and its probability according to the source
@@ -213,7 +211,9 @@ def _in_order(offers: list[tuple[float, int, int]]) -> list[Candidate]:
 
 def noise_factors(noise: Noise, depth: int, tokens: Sequence[int], share: float) -> list[float]:
     """Return the factor by which `share` of the noise at this depth changes the probability of each token."""
-    return [math.exp(min(MAX_NOISE, share * added)) for added in noise(depth, tokens)]
+    length, key, temperature = noise
+    each = gumbel(key, length + depth, tokens) if temperature else repeat(MEAN, len(tokens))
+    return [math.exp(min(MAX_NOISE, share * temperature * (one - MEAN))) for one in each]
 
 
 def _with_noise(noise: Noise, node: Node, candidates: list[Candidate]) -> list[Candidate]:
@@ -224,7 +224,7 @@ def _with_noise(noise: Noise, node: Node, candidates: list[Candidate]) -> list[C
 
 
 def pooled(
-    trust: Sequence[float], candidates: list[Candidate], offers: list[Offer], depth: int, noise: Noise | None
+    trust: Sequence[float], candidates: list[Candidate], offers: list[Offer], depth: int, noise: Noise
 ) -> list[Candidate]:
     """Return the candidates of several sources and the offers of a model after one node as one distribution.
 
@@ -247,9 +247,8 @@ def pooled(
             origins.append((model, prob))
         else:
             origins.append((candidate.source, candidate.prob))
-    if noise is not None:
-        factors = noise_factors(noise, depth, tokens, POOLED_NOISE_SHARE)
-        weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+    factors = noise_factors(noise, depth, tokens, POOLED_NOISE_SHARE)
+    weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
     total = UNLISTED_WEIGHT + sum(weights)
     return [
         Candidate(token, source, min(MAX_PROB, weight / total), prob)
@@ -327,8 +326,7 @@ class Proposer(Drafter):
         self._calls: list[ModelCall] = []  # of this round
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
-        self._noise: Noise | None = None
-        self._key: NoiseKey = NO_NOISE  # of the same, for a compiled call
+        self._noise: Noise = NO_NOISE
         self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
@@ -363,12 +361,9 @@ class Proposer(Drafter):
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         for source in self.sources:
             source.follow(rows, texts, budget.max_depth, sampler)
-        self._noise, self._key, self._calls, self._offered, self._banned = None, NO_NOISE, [], [], sampler.banned
+        self._noise, self._calls, self._offered, self._banned = NO_NOISE, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
-            row, length = self._ids[0], len(rows[0])
-            key, heat = sampler.noise_key(row)
-            self._key = (length, key, heat)
-            self._noise = lambda depth, ids: [heat * (each - MEAN) for each in sampler.noise(row, length + depth, ids)]
+            self._noise = (len(rows[0]), *sampler.noise_key(self._ids[0]))
         growths = [
             self._growth(Node(row, text[-self._reach :]), depth, budget, wide)
             for row, (text, depth) in enumerate(zip(texts, budget.max_depth, strict=True))
@@ -442,7 +437,7 @@ class Proposer(Drafter):
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of the sources without a model after a node, the likeliest first, under the noise."""
         known = _in_order([(p, index, token) for index, source in self.lookups for token, p in source.offers(node)])
-        return known if self._noise is None else _with_noise(self._noise, node, known)
+        return _with_noise(self._noise, node, known) if self._noise[2] else known
 
     def pool(self, node: Node, known: list[Candidate], offers: list[Offer]) -> list[Candidate]:
         """Return :func:`pooled` of the candidates after a node and the model's offers."""

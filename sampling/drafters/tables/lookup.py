@@ -24,7 +24,7 @@ from sampling.drafters.proposal import (
     UNLISTED_WEIGHT,
     Candidate,
     Node,
-    NoiseKey,
+    Noise,
     Offer,
     Proposer,
     Source,
@@ -209,20 +209,20 @@ class CompiledLookUps:
             *(MAX_PROB, LISTED_WEIGHT, SHARPENING, UNLISTED_WEIGHT, chance + 8 * len(CHANCE), len(trust) - 1),
         )
 
-    def candidates(self, node: Node, others: Sequence[tuple[int, Source]], noise: NoiseKey) -> list[Candidate]:
+    def candidates(self, node: Node, others: Sequence[tuple[int, Source]], noise: Noise) -> list[Candidate]:
         """Return the candidates after a node, the likeliest first."""
         row = (0, 0) if self._matches is None else self._matches.texts[node.row].tokens.buffer_info()
         given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[: OFFERED // 4]]
         self._tail[: len(node.tail)] = node.tail
         return self._called("find_offers", given, node, noise, *row, len(node.tail), 0)
 
-    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: NoiseKey) -> list[Candidate]:
+    def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: Noise) -> list[Candidate]:
         """Return the candidates after a node and a model's offers there as one distribution."""
         each = [*known, *((token, -1, p, p) for token, p in offers)]
         return self._called("pool_offers", each, node, noise, 0, 0, 0, len(known))
 
     def _called(
-        self, name: str, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: NoiseKey, *numbers: int
+        self, name: str, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: Noise, *numbers: int
     ) -> list[Candidate]:
         length, key, temperature = noise
         for count, offer in enumerate(offers):
@@ -275,11 +275,11 @@ class LookupDrafter(Proposer):
 
     def look_up(self, node: Node) -> list[Candidate]:
         """Return the offers of all sources without a model, by one compiled call if the kernels are loaded."""
-        return self._compiled.candidates(node, self._others, self._key) if self._compiled else super().look_up(node)
+        return self._compiled.candidates(node, self._others, self._noise) if self._compiled else super().look_up(node)
 
     def pool(self, node: Node, known: list[Candidate], offers: list[Offer]) -> list[Candidate]:
         compiled = self._compiled
-        return compiled.pool(node, known, offers, self._key) if compiled else super().pool(node, known, offers)
+        return compiled.pool(node, known, offers, self._noise) if compiled else super().pool(node, known, offers)
 
 
 def build(pair: Parts, request: DraftRequest) -> LookupDrafter:

@@ -15,6 +15,7 @@ from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelDrafter, ModelSource, NoDrafter
 from sampling.drafters.proposal import (
+    NO_NOISE,
     Candidate,
     Node,
     Offer,
@@ -27,6 +28,7 @@ from sampling.drafters.tables.table_file import StaticTables
 from sampling.gamma.constants import MAX_PROB, MODEL_GAIN_WORTH, MODEL_GAINS, RETRY
 from sampling.gamma.ratios import Ratios
 from sampling.models.causal import CausalLM
+from sampling.sampler import gumbel
 from sampling.types import Budget, Draft, NodeCosts, Rows, Rule, Verdict
 from tests.sampling.drafters.tables.test_lookup import tables_of
 from tests.support.runs import answers, crossed, decode, drafting, emitted, sampler, steps
@@ -146,7 +148,7 @@ def test_a_later_source_counts_for_what_the_others_leave() -> None:
 def test_an_agreement_makes_a_token_likelier_and_who_adds_most_is_named() -> None:
     said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 1, 0.3, 0.3)]
     trust = (1.0, 0.5, 0.8)
-    found = (pooled(trust, said, [*more, (3, 0.2)], 0, None) for more in ((), [(2, 0.3)]))
+    found = (pooled(trust, said, [*more, (3, 0.2)], 0, NO_NOISE) for more in ((), [(2, 0.3)]))
     alone, both = ({one.token: one for one in candidates} for candidates in found)
     assert both[2].p > alone[2].p
     assert alone[1].p > alone[2].p  # source 0 is believed more
@@ -159,15 +161,18 @@ def test_an_agreement_makes_a_token_likelier_and_who_adds_most_is_named() -> Non
 @settings(max_examples=60, deadline=None)
 def test_chances_of_all_tokens_never_exceed_one(others: list[float], own: list[float]) -> None:
     said = [Candidate(token, 0, p / len(others), p) for token, p in enumerate(others)]
-    found = pooled((0.9, 0.6), said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, None)
+    found = pooled((0.9, 0.6), said, [(token + 2, p / len(own)) for token, p in enumerate(own)], 0, NO_NOISE)
     assert sum(one.p for one in found) <= 1
     assert max(one.p for one in found) <= MAX_PROB
 
 
 def test_the_noise_lifts_what_it_favours() -> None:
     said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 0, 0.3, 0.3)]
-    found = pooled((1.0, 0.5), said, [(3, 0.1)], 0, lambda depth, ids: [2.0 * (token == 2) for token in ids])
-    assert max(found, key=lambda one: one.p).token == 2
+    plain = pooled((1.0, 0.5), said, [(3, 0.1)], 2, NO_NOISE)
+    for key in range(20):
+        noisy = pooled((1.0, 0.5), said, [(3, 0.1)], 2, (3, key, 1.0))
+        (first, second), (lifted, other) = gumbel(key, 5, [1, 2]), (noisy[at].p / plain[at].p for at in (0, 1))
+        assert (lifted > other) == (first > second)
 
 
 # -- when a model is asked -------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
 from sampling.drafters.draft_model import ModelSource, NoDrafter
 from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
-from sampling.drafters.tables import lookup
 from sampling.drafters.tables.lookup import (
     CHANCE,
     LookupDrafter,
@@ -265,28 +264,22 @@ def test_without_noise_nothing_changes(drawing: KeyedSampler) -> None:
     assert plain.tokens == same.tokens
 
 
-def test_rows_keep_their_noise_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "at_hand", lambda: False)  # compiled calls make the noise themselves
+def test_rows_keep_their_noise_when_others_have_ended() -> None:
     rows = [AGAIN, [5, 6, 5], AGAIN]
     made = growing(shared_noise=True)
     made.start(rows, ALONE, ALONE)
     made.select(torch.tensor([2]))
-    asked: list[tuple[int, int]] = []
+    asked: list[int] = []
 
     class Noted:
         greedy, constraint, banned = False, None, frozenset[int]()
 
         def noise_key(self, row: int) -> tuple[int, float]:
-            asked.append((row, len(AGAIN)))  # what a compiled call extends by the depth
+            asked.append(row)
             return 0, 1.0
 
-        def noise(self, row: int, position: int, ids: list[int]) -> list[float]:
-            asked.append((row, position))
-            return [0.0] * len(ids)
-
     made.propose([AGAIN], Budget([3]), Noted())  # type: ignore[arg-type]
-    assert {row for row, _ in asked} == {2}
-    assert [*dict.fromkeys(position for _, position in asked)] == [len(AGAIN) + depth for depth in range(3)]
+    assert {*asked} == {2}
 
 
 def test_guesses_get_better_by_the_noise() -> None:
