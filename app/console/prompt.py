@@ -55,7 +55,7 @@ _NO_TEXT = re.compile("[\udc80-\udcff]")  # bytes that are no UTF-8
 
 TabOffers = Callable[[str], Iterable[Completion]]  # the line up to the cursor → its completions
 
-_LINE_ENDS, _NEW_LINE = (Keys.ControlM, Keys.ControlJ), KeyPress(Keys.ControlJ, "\n")
+_ENTER, _NEW_LINE = KeyPress(Keys.ControlM, "\r"), KeyPress(Keys.ControlJ, "\n")
 
 QUICK_FAILURE_S = 1.0  # seconds within which a failure of the prompt counts as quick
 MAX_QUICK_FAILURES = 10  # quick failures in a row after which the error is raised
@@ -375,11 +375,11 @@ class PromptReader:
         """Return keys that came before the prompt was shown; they replace a text that the console put into the line.
 
         Several lines count as one paste and wait for Enter. But if all end in Enter, and one is a command or no message
-        was sent yet, they count as typed.
+        was sent yet, they count as typed. While the program starts the terminal makes Enter Ctrl-J.
         """
         lines: list[list[KeyPress]] = [[]]
         for key in keys:
-            lines.append([]) if key.key in _LINE_ENDS else lines[-1].append(key)
+            lines.append([]) if key in (_ENTER, _NEW_LINE) else lines[-1].append(key)
         texts = [text for line in lines if (text := "".join(key.data for key in line if is_text(key)).strip())]
         buffer = self.session.default_buffer
         if texts and buffer.text and buffer.text == self._prefill:
@@ -388,7 +388,7 @@ class PromptReader:
         # The terminal's report of its cursor, a key without text, may follow the last line's end.
         ended = not any(is_text(key) for key in lines[-1])
         if len(texts) < 2 or (typed and ended):
-            return keys
+            return keys if self._message_sent else [_ENTER if key == _NEW_LINE else key for key in keys]
         joined = [key for line in (lines[:-1] if ended else lines) for key in (*line, _NEW_LINE)][:-1]
         return joined + lines[-1] if ended else joined
 

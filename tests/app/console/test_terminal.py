@@ -157,6 +157,12 @@ def test_resizing_while_streaming_leaves_a_sound_screen(chat: Terminal) -> None:
     sound(chat)
 
 
+def test_what_is_typed_while_the_program_starts_is_sent(state: dict[str, str]) -> None:
+    terminal = Terminal(environ=state)
+    terminal.enter("/slow 10\r/exit")
+    assert (terminal.end(), "slow = 10" in terminal.raw) == (0, True)
+
+
 def test_type_ahead_is_not_lost(chat: Terminal) -> None:
     chat.enter("/slow 20", until="slow = 20", seconds=20)
     chat.enter("What is snow?", until=lambda: FIRST in chat.raw, seconds=ANSWER)

@@ -168,9 +168,8 @@ def test_chances_of_all_tokens_never_exceed_one(others: list[float], own: list[f
 
 def test_the_noise_lifts_what_it_favours() -> None:
     said = [Candidate(1, 0, 0.3, 0.3), Candidate(2, 0, 0.3, 0.3)]
-    plain = pooled((1.0, 0.5), said, [(3, 0.1)], 2, NO_NOISE)
     for key in range(20):
-        noisy = pooled((1.0, 0.5), said, [(3, 0.1)], 2, (3, key, 1.0))
+        plain, noisy = (pooled((1.0, 0.5), said, [(3, 0.1)], 2, noise) for noise in (NO_NOISE, (3, key, 1.0)))
         (first, second), (lifted, other) = gumbel(key, 5, [1, 2]), (noisy[at].p / plain[at].p for at in (0, 1))
         assert (lifted > other) == (first > second)
 
