@@ -25,7 +25,7 @@ from sampling.models.causal import CausalLM
 from sampling.rows import first_rows
 from sampling.types import Drafter, FixedPace, Limits, Rows
 from utils.catalogue.templates import carries_template, check_template, end_ids, render
-from utils.errors import UserError, nearest, shown, whole
+from utils.errors import UserError, nearest, raise_first, shown, whole
 from utils.loading.fit import fingerprint
 from utils.logits_processors import Bias, LogitsProcessor, make_processor
 from utils.objects import HfModel, HfTokenizer, Json
@@ -211,10 +211,15 @@ class Engine:
             UserError: no drafter, one that does not fit, or too many tokens; nothing changes then.
         """
         count = self.max_n_spec_tokens if n_spec_tokens is None else whole("n_spec_tokens", n_spec_tokens, 1, ALLOWED)
-        if count > self.max_n_spec_tokens:
-            raise UserError(f"n_spec_tokens must be at most max_n_spec_tokens, {self.max_n_spec_tokens}, got {count}")
-        if drafter is None and self._drafter is None:
-            raise UserError("no drafter is set: enable_spec_dec(drafter) sets one")
+        raise_first(
+            {
+                f"n_spec_tokens must be at most max_n_spec_tokens, {self.max_n_spec_tokens}, got {count}": (
+                    count > self.max_n_spec_tokens
+                ),
+                "no drafter is set: enable_spec_dec(drafter) sets one": drafter is None and self._drafter is None,
+            },
+            UserError,
+        )
         if drafter is not None:
             built = self._glide(drafter) if use_glide_drafter else drafter_of(drafter)
             check_drafters(self._lm, [built], self.tokenizer)

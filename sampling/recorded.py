@@ -27,7 +27,7 @@ from torch import Tensor
 
 from sampling.rows import common_prefix
 from sampling.types import LM, Draft, Hidden, Rows, Session
-from utils.errors import UserError, whole
+from utils.errors import UserError, raise_first, whole
 from utils.files import object_in, read_text
 from utils.objects import Json
 
@@ -60,13 +60,16 @@ def _split(
     file: Path, rows: list[tuple[int, IdTuple]], starts: Starts | None, prompt_tokens: int | None
 ) -> Iterator[tuple[IdTuple, IdTuple]]:
     """Yield each row as (prompt, answer). `starts` and `prompt_tokens` as in :func:`read_answers`."""
-    if starts is None and not prompt_tokens:
-        needed = "say which prompts they begin with, or how many tokens those have"
-        raise UserError(f"{file}: its rows hold prompts and answers together: {needed}")
-    if starts is not None and prompt_tokens:
-        raise UserError(
-            f"{file}: the prompts tell their tokens: prompt_tokens must be 0 beside them, got {prompt_tokens}"
-        )
+    raise_first(
+        {
+            f"{file}: its rows hold prompts and answers together: say which prompts they begin with, or how many "
+            "tokens those have": starts is None and not prompt_tokens,
+            f"{file}: the prompts tell their tokens: prompt_tokens must be 0 beside them, got {prompt_tokens}": (
+                starts is not None and prompt_tokens
+            ),
+        },
+        UserError,
+    )
     if starts is not None and len(rows) > len(starts):
         raise UserError(f"{file}:{rows[len(starts)][0]}: row {len(starts) + 1} has no prompt, there are {len(starts)}")
     for number, (line, row) in enumerate(rows):

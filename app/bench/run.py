@@ -247,7 +247,7 @@ class Bench:
         finally:
             if self.measured:
                 show_tables(summary, self.settings, screen(self.settings, sys.stdout))
-        return 1 if self.problem else INTERRUPTED if self.interrupted else 0
+        return 1 if self.problem or (self.recorder and self.recorder.failed) else INTERRUPTED if self.interrupted else 0
 
     def _write(self, summary: list[Json]) -> None:
         """Write the file of --out, remove the journal if the run is complete, and write the page of --report."""
@@ -301,8 +301,7 @@ class Bench:
 
     def _result(self, variant: Variant, repeat: int, row: dict[Variant, Answer]) -> Json:
         answer = replace(row[variant], method=variant.method)
-        beside = self.reference.method == "ar" and variant != self.reference
-        plain = row.get(self.reference) if beside else None
+        plain = row.get(self.reference) if self.reference.method == "ar" and variant != self.reference else None
         parted = None if plain is None else parting(plain, row[variant])
         return {
             **answer.to_json(),

@@ -27,7 +27,7 @@ from app.screen.view import look_of
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Event
 from sampling.models.remote import RemoteLM
-from utils.errors import UsageError
+from utils.errors import UsageError, holding
 from utils.growing_text import Decode
 from utils.loading.fit import TokenBytes
 from utils.processes import broadcast, is_first_process
@@ -82,8 +82,7 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
         fitting(plan.prompt, engine.context)
         tracks = sampled(engine, settings, plan.prompt, count, decode, interrupt, plan.messages)
         if log is not None:
-            for track in tracks:
-                log.log_answer(engine, track, plan)
+            to_stderr(*filter(None, [log.log_answer(engine, track, plan) for track in tracks]))
     tree = tree_of([tokens_of(track) for track in tracks])
     if as_json:
         write_json(
@@ -98,7 +97,14 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
     else:
         console = screen(settings, sys.stdout, _WIDTH)
         console.print(Lines(SampleTree(tree).rows(look_of(console, settings).sized()), look_of(console, settings)))
-    return max(track.answer().exit_code for track in tracks)
+    answers = [track.answer() for track in tracks]
+    return _exit_code(answers, answers, log)
+
+
+def _exit_code(answers: list[Answer], unsaid: list[Answer], log: SessionLogWriter | None) -> int:
+    """Return the exit code, 1 where the log could not be written; say each problem of the `unsaid` answers once."""
+    to_stderr(*dict.fromkeys(f"error: {answer.problem}" for answer in unsaid if answer.problem))
+    return max(int(log is not None and log.failed), *(answer.exit_code for answer in answers))
 
 
 def run_once(
@@ -117,11 +123,19 @@ def run_once(
         lanes, chat = engine.lanes(lane_settings), conversation(engine, settings)
         if logprobs is not None:
             _want_logprobs(lanes, logprobs)
-        if settings.chat and not (chat.templated or chat.single or settings.quiet):
-            to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, decode = chat.plan(text), engine.pieces.beside(chat.text)
-        if (markers := chat.markers_in(plan)) and not settings.quiet:
-            to_stderr(as_text(markers))
+        if not settings.quiet:
+            markers = chat.markers_in(plan)
+            to_stderr(
+                *holding(
+                    {
+                        f"{engine.loaded.target.name} has no chat template: the text is simply continued": (
+                            settings.chat and not (chat.templated or chat.single)
+                        ),
+                        as_text(markers): markers,
+                    }
+                )
+            )
         fitting(plan.prompt, min(lane.context for lane in lanes))
         race = Race(lanes, engine, plan.prompt, interrupt=interrupt, messages=plan.messages)
         writer = None if as_json else AnswerWriter(sys.stdout, decode)
@@ -140,9 +154,7 @@ def run_once(
             writer.finish(answers[-1].text)
             if not settings.quiet:
                 report(answers, settings)
-    if writer is None or settings.quiet:
-        to_stderr(*(f"error: {answer.problem}" for answer in answers if answer.problem))
-    return max(answer.exit_code for answer in answers)
+    return _exit_code(answers, answers if writer is None or settings.quiet else answers[:-1], log)
 
 
 def _decoded(

@@ -139,14 +139,15 @@ def key_bindings(
     is_second_interrupt: Callable[[], bool],
     prefill: Callable[[], str] = lambda: "",
 ) -> KeyBindings:
-    """Return the prompt's keys: Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, Tab completes,
-    F2 in an empty line runs /inspect. `hint` shows a line until the text changes.
+    """Return the prompt's keys: Enter sends, Alt-Enter and Ctrl-J begin a line, Ctrl-C clears, Ctrl-Z suspends, Tab
+    completes, F2 in an empty line runs /inspect. `hint` shows a line until the text changes.
 
     `is_second_interrupt` returns whether an earlier Ctrl-C has just stopped an answer: then this one leaves. `prefill`
     returns the text that the console put into the line: typing "/" replaces it. A line that is cleared or replaced
     stays in the history.
     """
     keys = KeyBindings()
+    keys.add("c-z")(lambda event: event.app.suspend_to_background())
 
     @keys.add("enter", filter=~is_searching)  # in a search Enter takes the line that was found
     def _(event: KeyPressEvent) -> None:
@@ -200,7 +201,8 @@ class HungUpError(Exception):
 
 def state_folder() -> Path:
     """Return the folder of the files that outlive the console: the history and saved chats."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state", "speculative-console")
+    given = os.environ.get("XDG_STATE_HOME", "")  # the XDG specification says that relative ones are to be ignored
+    return Path(given if Path(given).is_absolute() else Path.home() / ".local" / "state", "speculative-console")
 
 
 class PromptReader:

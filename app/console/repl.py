@@ -27,7 +27,8 @@ from utils.files import write_text
 from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM") if hasattr(signal, name)]
+GRACE_S = 2.0  # seconds in which an answer can end after a signal; a pager or a viewer does not know of it
 HUNG_UP = 129  # exit code of a program that SIGHUP ended, as shells report it
 
 
@@ -176,7 +177,7 @@ def tell(state: ConsoleState, error: Exception) -> None:
 
 class Signals:
     """A context in which TERM, HUP and QUIT end the console properly: they call `leave()`, and `code` is 128 + their
-    number.
+    number. What still runs after GRACE_S ends by a SystemExit.
 
     Further signals change nothing. Signals ignored at the start (nohup) stay ignored.
     """
@@ -201,6 +202,10 @@ class Signals:
         if not self.code:
             self.code = 128 + number
             self._leave()
+            if hasattr(signal, "setitimer"):
+                signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        elif number == getattr(signal, "SIGALRM", None):
+            raise SystemExit(self.code)
 
 
 def save_chat(state: ConsoleState) -> str:

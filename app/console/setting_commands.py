@@ -6,6 +6,7 @@ loaded pair. Importing this imports no torch.
 """
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -165,7 +166,8 @@ def set_values(state: ConsoleState, rest: str) -> None:
     if not rest:
         return show_settings(state, rest)
     try:
-        parts = [word.partition("=") for word in shlex.split(rest)]
+        whole = re.sub(r"(?<==)\[[^]]*]", lambda found: shlex.quote(found[0]), rest)  # a list keeps its quotation marks
+        parts = [word.partition("=") for word in shlex.split(whole)]
     except ValueError:
         raise UsageError(f"/set: a quotation mark is not closed in {got(rest)} (nothing changed)") from None
     if not all(name for name, _, _ in parts):

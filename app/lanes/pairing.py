@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from app.settings.table import ModelOptions, Settings
+from app.settings.table import ModelOptions, Settings, from_pair
 from app.settings.types import got
 from sampling.drafters.registry import DRAFTERS, LANES, MEMBERS, REVIEWERS, ROWS
 from utils.catalogue.catalogue import Catalogue, load_catalogue, ships_mtp
@@ -22,7 +22,7 @@ from utils.catalogue.specs import (
     named_tables,
     spec_from_argument,
 )
-from utils.errors import UsageError, UserError, did_you_mean
+from utils.errors import UsageError, UserError, did_you_mean, raise_first
 from utils.loading.loaded import LoadedPair, LoadOptions
 from utils.objects import Json
 from utils.processes import this_process
@@ -45,7 +45,7 @@ def catalogue_in(file: str | Path) -> Catalogue:
     types = {
         name: _PRESET_TYPES.get(field.annotation, field.annotation) for name, field in Settings.model_fields.items()
     }
-    return load_catalogue(file, KnownNames(DRAFTERS, MEMBERS, REVIEWERS, types))
+    return load_catalogue(file, KnownNames(DRAFTERS, MEMBERS, REVIEWERS, types, from_pair))
 
 
 def catalogue(options: ModelOptions) -> Catalogue:
@@ -65,9 +65,14 @@ def choose_pair(options: ModelOptions, name: str | None = None) -> PairSpec:
         return known.pair(name)
     pair, drafter = known.pair(options.pair), options.drafter
     tables = {} if options.tables is None else {"tables": os.path.expanduser(options.tables)}
-    for flag in ("model", "tokenizer"):
-        if getattr(options, flag) is not None and (options.target is None or not is_url(options.target)):
-            raise UsageError(f"--{flag} is a server's: it goes with --target http://HOST:PORT/v1")
+    raise_first(
+        {
+            f"--{flag} is a server's: it goes with --target http://HOST:PORT/v1": (
+                getattr(options, flag) is not None and (options.target is None or not is_url(options.target))
+            )
+            for flag in ("model", "tokenizer")
+        }
+    )
     if options.target is not None:
         target = spec_from_argument(options.target)
         if target.url is not None:

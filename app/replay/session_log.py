@@ -290,10 +290,10 @@ def check_head(line: bytes) -> None:
 
 class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
     """A session log that is being written. `problem` says why writing stopped; :meth:`AnswerLog.end` reports and clears
-    it."""
+    it. `failed`: whether writing stopped."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.problem = path, ""
+        self.path, self.problem, self.failed = path, "", False
         self._file: IO[bytes] | None = opened(path)
         self._head: Json = {}
         self.ended = time.monotonic()  # when the answer before was over
@@ -337,7 +337,7 @@ class SessionLogWriter(AbstractContextManager["SessionLogWriter"]):
         try:
             append(self._file, json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n", self.path)
         except (OSError, ValueError) as error:
-            self.problem = f"the session log stopped, {error}"
+            self.problem, self.failed = f"the session log stopped, {error}", True
             self.close()
 
     def __exit__(self, *_: object) -> None:

@@ -33,7 +33,7 @@ from app.settings.table import Settings
 from utils.visible import visible
 
 Handler = Callable[[int, FrameType | None], Any] | int | None  # of a signal
-_CTRL_D = b"\x04"
+_CTRL_D, _CTRL_Z = b"\x04", b"\x1a"
 _NAP = 0.05  # seconds between two looks at the keyboard
 BELOW = 3  # rows of the screen that the command line, the next prompt and its bottom line take
 
@@ -53,7 +53,11 @@ _BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # around one update: a terminal tha
 
 @contextmanager
 def _keys(echo: bool) -> Iterator[None]:
-    """Turn echo and line editing on or off for the terminal of standard input, and restore both afterwards."""
+    """Turn echo, line editing and Ctrl-Z on or off for the terminal of standard input, and restore them afterwards.
+
+    A program that is suspended leaves its modes to the shell, has its frames overwritten and its clocks go on: so
+    Ctrl-Z waits, as other keys do, for the prompt.
+    """
     try:
         if termios is None or not sys.stdin.isatty():
             raise OSError
@@ -65,6 +69,7 @@ def _keys(echo: bool) -> Iterator[None]:
     now, lines = termios.tcgetattr(descriptor), termios.ECHO | termios.ICANON
     now[0] = now[0] | termios.ICRNL if echo else now[0] & ~(termios.ICRNL | termios.INLCR)
     now[3] = now[3] | lines if echo else now[3] & ~lines
+    now[6][termios.VSUSP] = _CTRL_Z if echo else bytes([os.fpathconf(descriptor, "PC_VDISABLE")])
     termios.tcsetattr(descriptor, termios.TCSANOW, now)
     mark_pastes(not echo)
     try:
@@ -168,8 +173,9 @@ class InPlace:
         self._write(_SHOW)
 
     def _write(self, text: str) -> None:
-        self.console.file.write(text)
-        self.console.file.flush()
+        with suppress(OSError):  # a terminal that was closed ends the answer by a signal, and loses nothing of it
+            self.console.file.write(text)
+            self.console.file.flush()
 
     def draw(self, content: RenderableType) -> None:
         """Show `content` in place of what was shown."""

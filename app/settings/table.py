@@ -38,7 +38,7 @@ from app.settings.types import (
 )
 from sampling.drafters.registry import DRAFTERS, examples
 from utils.catalogue.templates import AUTO, NAMES
-from utils.errors import COLDEST, UsageError, did_you_mean, nearest
+from utils.errors import COLDEST, UsageError, did_you_mean, nearest, raise_first
 
 SettingValues = Mapping[str, Any]  # by name, as they were given or as they were read
 
@@ -127,8 +127,8 @@ class _Record(pydantic.BaseModel):
     @classmethod
     def field(cls, name: str) -> Field:
         """Return the row of this name, short name or flag's name; UsageError with the nearest one."""
-        rows = cls.fields().values()
-        named = {name: field for field in rows for name in (field.short, field.also) if name} | cls.fields()
+        rows = cls.fields()
+        named = {name: field for field in rows.values() for name in (field.short, field.also) if name} | rows
         if name not in named:
             raise UsageError(f"unknown {cls.noun} {got(name)}{did_you_mean(name, cls.fields())}")
         return named[name]
@@ -456,11 +456,9 @@ def from_flags(flags: SettingValues, fields: Mapping[str, Field]) -> SettingValu
 
 
 def from_pair(values: SettingValues) -> SettingValues:
-    """Read the values that models.yaml has for a pair; UsageError says that they are the pair's defaults."""
-    try:
-        return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}
-    except UsageError as error:
-        raise UsageError(f"defaults of the pair: {error}") from None
+    """Read the values that models.yaml has for a pair; UsageError for a wrong one (utils/catalogue/catalogue.py has
+    refused those of a file before, with its line)."""
+    return {Settings.field(name).name: Settings.field(name).read(value) for name, value in values.items()}
 
 
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
@@ -534,9 +532,12 @@ class Layers:
 
 def _check_together(settings: Settings, current: str = "") -> None:
     """Raise UsageError for settings that exclude each other; `current` names the present values."""
-    if settings.verify == "block" and settings.expand == "dynamic":
-        raise UsageError(
-            f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{current}"
-        )
-    if len(given := [name for name in FORMS if getattr(settings, name)]) > 1:
-        raise UsageError(f"an answer has one form: choose {enumerated(given)}, and switch the others off")
+    forms = [name for name in FORMS if getattr(settings, name)]
+    raise_first(
+        {
+            f"verify block judges chains, expand dynamic grows trees: choose verify token or expand none{current}": (
+                settings.verify == "block" and settings.expand == "dynamic"
+            ),
+            f"an answer has one form: choose {enumerated(forms or FORMS)}, and switch the others off": len(forms) > 1,
+        }
+    )

@@ -25,13 +25,14 @@ from sampling.recorded import Arch, RecordedAnswers, RecordedLM, read_answers
 from utils.catalogue.catalogue import head_kind
 from utils.catalogue.heads import PUBLISHED_KINDS
 from utils.catalogue.specs import CASCADES, ModelSpec, PairSpec, head_kind_of
-from utils.errors import UsageError, UserError, raise_first
+from utils.errors import UsageError, UserError, raise_first, shown
 from utils.loading.fit import fingerprint
 from utils.loading.loaded import NO_LIMIT, LoadedModel, LoadedPair
 from utils.loading.loading import load_pair
-from utils.objects import HfTokenizer
+from utils.objects import HfTokenizer, Json
 
 _PLAIN_NEEDS_TARGET = "a plain drafter shares its target's embeddings: --pair or --target names that target"
+RECORDING = 1  # the version of what `record` writes
 _TARGET_STATES_READ_BY = {"glide": "keys and values", **dict.fromkeys(("feature", *PUBLISHED_KINDS), "hidden states")}
 
 
@@ -60,12 +61,13 @@ def load_recorded_pair(
         raise UsageError(_PLAIN_NEEDS_TARGET)
     spec = choose_pair(options if named else options.changed(target="recorded"))
     kinds = {word: head_kind_of(word) or "" for word in _drafter_words(spec, settings, args)}
-    for word, kind in kinds.items():
-        if kind in _TARGET_STATES_READ_BY:
-            raise UsageError(
-                f"drafter {word} reads its target's {_TARGET_STATES_READ_BY[kind]}, and a recording has none (plain "
-                "reads neither)"
-            )
+    raise_first(
+        {
+            f"drafter {word} reads its target's {_TARGET_STATES_READ_BY.get(kind)}, and a recording has none (plain "
+            "reads neither)": kind in _TARGET_STATES_READ_BY
+            for word, kind in kinds.items()
+        }
+    )
     file = _RecordedFile(args, _prompt_candidates(settings, options, args, cancelled))
     recorded, shares = file.read(None if args.arch == "auto" else args.arch), "plain" in kinds.values()
     if shares and not named:
@@ -116,6 +118,24 @@ def _prompt_candidates(
     return [[chat.plan(text).prompt, *beginnings] for text, beginnings in zip(texts, plain, strict=True)]
 
 
+def check_header(file: object, header: Json) -> None:
+    """Raise UserError for a recording of another version, and for facts of another form than `record` writes."""
+    raise_first(
+        {
+            f"{file}:1: it was written in format {header.get('recording')!r}, this program reads {RECORDING}": (
+                header.get("recording", RECORDING) != RECORDING
+            ),
+            **{
+                f"{file}:1: {name} must be an object, got {shown(header.get(name))}": (
+                    not isinstance(header.get(name, {}), dict)
+                )
+                for name in ("settings", "machine")
+            },
+        },
+        UserError,
+    )
+
+
 @dataclass(frozen=True)
 class _RecordedFile:
     """The file of recorded answers. How it is read depends on whether the model is an encoder-decoder. `starts`: the
@@ -126,6 +146,7 @@ class _RecordedFile:
 
     def read(self, arch: Arch | None, start_id: int | None = None) -> RecordedAnswers:
         recorded = read_answers(self.args.file, self.starts, self.args.prompt_tokens, arch, start_id)
+        check_header(self.args.file, recorded.header)
         if not recorded.answers:
             raise UserError(f"{self.args.file} holds no recorded answer")
         return replace(recorded, answers=recorded.answers[: self.args.limit])

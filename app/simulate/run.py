@@ -35,7 +35,7 @@ from app.screen.output import answer_bar, fitted, load_engine, screen
 from app.screen.rows import plural
 from app.screen.terminal import Interrupts
 from app.settings.table import SETTING_FIELDS, ModelOptions, Settings
-from app.simulate.loading import RecordedPair, load_recorded_pair
+from app.simulate.loading import RECORDING, RecordedPair, check_header, load_recorded_pair
 from sampling.drafters.draft_model import NoDrafter
 from sampling.events import Event, Step
 from sampling.gamma.costs import pass_times
@@ -90,8 +90,10 @@ def run_record(settings: Settings, options: ModelOptions, args: Namespace) -> in
         to_stderr(f"interrupted: {args.out} keeps {plural(count, 'answer')}, the same command resumes the run")
         return INTERRUPTED
     if not settings.quiet:
-        tokens = sum(map(len, recorder.answers.values()))
-        to_stderr(f"{args.out}: {plural(count, 'answer')}, {plural(tokens, 'token')}; new: {recorder.new}")
+        to_stderr(
+            f"{args.out}: {plural(count, 'answer')}, {plural(sum(map(len, recorder.answers.values())), 'token')}; "
+            f"new: {recorder.new}"
+        )
     return 0
 
 
@@ -99,7 +101,7 @@ def _header(engine: PairEngine, settings: Settings, options: ModelOptions) -> Js
     """Return the facts that the answers depend on, and those that playing them needs."""
     stop, end = engine.limits(settings).stop, engine.tokenizer.eos_token_id
     return {
-        "recording": 1,
+        "recording": RECORDING,
         "pair": engine.loaded.spec.name,
         "target": engine.loaded.target.name,
         "weights": engine.loaded.spec.target.weights(options.revision),
@@ -151,6 +153,7 @@ class TargetRecorder:
         recorded = read_answers(self.args.out)
         if "recording" not in recorded.header:
             raise UsageError(f"--out {self.args.out} holds something else: name a new file")
+        check_header(self.args.out, recorded.header)
         before, now = _facts(dict(recorded.header)), _facts(header)
         if (name := first_difference(before, now)) is not None:
             raise UsageError(
@@ -475,9 +478,11 @@ def print_simulation(about: Json, rows: Sequence[Json], settings: Settings) -> N
     def line(text: str, style: str = "") -> None:
         console.print(text, style=style, markup=False)
 
-    count = f"{about['answers']} answer{'s' * (about['answers'] != 1)}"
     stopped = "" if about["complete"] else f" of {about['of']} (interrupted)"
-    line(f"{about['target'] or 'a recording'}: {count}{stopped}; rates leave prefill out", "italic")
+    line(
+        f"{about['target'] or 'a recording'}: {plural(about['answers'], 'answer')}{stopped}; rates leave prefill out",
+        "italic",
+    )
     console.print(_methods(rows, settings, console))
     if rows[0]["plain_throughput"] is None:
         line("no speeds: the time of target passes is unknown (--t-verify, or --pair to measure)")

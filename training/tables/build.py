@@ -203,7 +203,7 @@ def build(
     kept = [passage for passage in passages if len(passage.ids)]
     counted = sum(max(0, len(passage.ids) - max(passage.start, 1)) for passage in kept)
     if not (levels := count_levels(kept, max_n, most=choices)):
-        raise UserError(f"{source}: no tokens to count")
+        raise UserError(f"{source}: no tokens to count: it takes a passage of two tokens or more")
     entries = (int(max_mb * 1e6) - _HEADER) // _ENTRY[2 if vocab_size <= 1 << 16 else 4]
     if entries < 1:
         raise UsageError(f"max_mb must leave room for one entry, got {max_mb:g}")

@@ -146,12 +146,17 @@ class _Reader:
         return [self.model(value, self.known.members) for value in data]
 
     def settings(self, path: Where, data: object, label: str) -> Json:
-        """Return the settings preset under `path`, their names and types checked."""
+        """Return the settings preset under `path`, their names, types and values checked."""
         if data is None:
             return {}
         if not isinstance(data, dict):
             raise self.wrong(path, f"{label}: defaults must map settings to values, got {_shown(data)}")
         self.checked(self.presets, data, path, label)
+        for name, value in data.items():
+            try:
+                self.known.check({name: value})
+            except UsageError as error:
+                raise self.wrong((*path, name), f"{label}: {error}") from None
         return dict(data)
 
     def model(self, value: object, words: Collection[str]) -> object:

@@ -38,12 +38,13 @@ FROZEN = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 class KnownNames(NamedTuple):
     """The words and keys of a catalogue: those of `drafter`, those in a `cascade`, those that can review the drafters
-    after them, and the type of every setting by its name."""
+    after them, and the type of every setting by its name. `check` raises UsageError for a wrong value of a setting."""
 
     drafters: Collection[str]
     members: Collection[str]
     reviewers: Collection[str]
     settings: Mapping[str, object]
+    check: Callable[[Mapping[str, object]], object]
 
 
 def _unlike(pattern: re.Pattern[str], text: str | None) -> bool:

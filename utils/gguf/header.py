@@ -145,7 +145,7 @@ def _parsed(file: Path, size: int, _changed: int) -> tuple[Json, tuple[TensorInf
         try:
             metadata, table, end = _tables(data)
         except (struct.error, IndexError):
-            raise UserError(f"{file} is incomplete: it has {_mb(size)} MB and ends within its header") from None
+            raise UserError(f"{file} is incomplete: it has {size:,} bytes and ends within its header") from None
         except (ValueError, KeyError, OverflowError, MemoryError) as error:
             raise UserError(f"{file} is damaged: {' '.join(str(error).split())[:100]}") from None
     for key in ("general.alignment", "split.no", "split.count", "split.tensors.count"):
@@ -229,7 +229,7 @@ def _tensors(
         tensors.append(TensorInfo(name, shape, kind.name, file, start + offset, last - offset))
     raise_first(
         {
-            f"{file} is incomplete: {_mb(size)} of {_mb(start + last)} MB": size < start + last,
+            f"{file} is incomplete: {start + last - size:,} of {start + last:,} bytes are missing": size < start + last,
             f"{file} is damaged: no tensor claims its last {size - start - last} bytes": (
                 size - start - last >= alignment
             ),
@@ -238,10 +238,6 @@ def _tensors(
         UserError,
     )
     return tuple(tensors)
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.0f}" if size >= 1e7 else f"{size / 1e6:.3g}"
 
 
 def write_joined(header: GgufHeader, out: IO[bytes], *, weights: bool) -> None:

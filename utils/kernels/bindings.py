@@ -179,7 +179,7 @@ def descend(
         noise is not None,
         top_k,
         1 / temperature,
-        top_p if top_p < 1 else 0.0,
+        max(top_p, 1e-30) if top_p < 1 else 0.0,  # 0 stands for no limit
         min_p,
         0.0,
         *(noise or (0, 0)),

@@ -20,7 +20,7 @@ from utils.catalogue.specs import (
 )
 from utils.catalogue.templates import end_ids
 from utils.device_map import spread_note
-from utils.errors import UserError, holding
+from utils.errors import UserError, holding, raise_first
 from utils.files import read_object
 from utils.gguf.header import read_header
 from utils.loading.build import load_model, load_tokenizer, stop_ids
@@ -54,10 +54,15 @@ def load_pair(
     if options.tp_size > 1:
         options = replace(options, device=join(options.device))
     target, tokenizer = _load(spec.target, options, options.device, options.quantization, progress)
-    if tokenizer is None:
-        raise UserError(f"{spec.target.name} has no tokenizer files: a target needs them")
-    if spec.arch == "seq2seq" and not target.encodes:
-        raise UserError(f"pair '{spec.name}' says arch: seq2seq, but {target.name} is no encoder-decoder model")
+    raise_first(
+        {
+            f"{spec.target.name} has no tokenizer files: a target needs them": tokenizer is None,
+            f"pair '{spec.name}' says arch: seq2seq, but {target.name} is no encoder-decoder model": (
+                spec.arch == "seq2seq" and not target.encodes
+            ),
+        },
+        UserError,
+    )
     pair = LoadedPair(
         spec=spec,
         target=target,

@@ -11,17 +11,19 @@ import json
 import math
 import os
 import re
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from utils.errors import UsageError, UserError, is_count, shown
+from utils.errors import UsageError, UserError, holding, is_count, raise_first, shown
 from utils.objects import Json, nested
+from utils.progress import Cancelled
 from utils.remote.pieces import ServerFigures
 
 if TYPE_CHECKING:
@@ -130,13 +132,19 @@ class Server(ABC):
     @cached_property
     def models(self) -> list[Mapping[str, object]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
-        cache is not there). UserError if no server answers, or one refuses."""
+        cache is not there). UserError if no server answers, or one refuses; Cancelled at Ctrl-C, also where a handler
+        of Ctrl-C only sets a flag."""
         from openai import InternalServerError, NotFoundError
 
         path, models, name = self.models_at
-        with self.reading(), suppress(NotFoundError, InternalServerError):
-            listed = field_of(self._client.get(path, cast_to=object), models, list) or []
-            return [model for model in listed if field_of(model, name, str)]
+        with self.reading(), suppress(NotFoundError, InternalServerError), ExitStack() as stack:
+            with suppress(ValueError):  # no signals outside the main thread
+                stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+            try:
+                listed = self._client.get(path, cast_to=object)
+            except KeyboardInterrupt:
+                raise Cancelled(f"stopped waiting for {self.address}") from None
+            return [model for model in field_of(listed, models, list) or [] if field_of(model, name, str)]
         return []
 
     @property
@@ -151,8 +159,10 @@ class Server(ABC):
             return given
         names = [str(model[self.models_at[2]]) for model in self.models]
         if len(names) > 1:
-            several = f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
-            raise UsageError(f"{self.address} has several models: --model names one of {several}")
+            raise UsageError(
+                f"{self.address} has several models: --model names one of "
+                f"{', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+            )
         return names[0] if names else None
 
     def stream(
@@ -198,15 +208,21 @@ def problem_of(error: BaseException, server: Server) -> str:
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(broke).__name__:
         return f"{at} sent nothing for {server.silence:g} s"
     if broke or isinstance(error, openai.APIConnectionError):
-        why = _line(error.__cause__ or error)
-        refused = isinstance(error.__cause__, OSError) or "connect" in type(error.__cause__).__name__.lower()
-        return f"no server answers at {at} ({why})" if refused else f"{at} closed the connection ({why})"
+        kind = type(error.__cause__ or error).__name__.lower()
+        failure, *_ = holding(
+            {
+                f"no server answers at {at}": isinstance(error.__cause__, OSError) or "connect" in kind,
+                f"{at} redirects without end": "redirect" in kind,
+                f"{at} closed the connection": True,
+            }
+        )
+        return f"{failure} ({_line(error.__cause__ or error)})"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         where = f"the key in {server.key_env}" if server.key_env else "a request without a key (key_env in models.yaml)"
         return f"{at} refuses {where}: {said_by(error.body or error)}"
     if isinstance(error, openai.APIStatusError):
         return f"{at} answers {error.status_code}: {said_by(error.body or error)}"
-    if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError):
+    if isinstance(error, openai.OpenAIError | ValueError | TypeError | AttributeError | LookupError | RecursionError):
         return f"{at} sends no answer in {server.protocol}'s protocol ({_line(error)})"
     return ""
 
@@ -297,9 +313,14 @@ class ChatAnswer:
                 self.server.chat_at, cast_to=object, body=request, stream=True, stream_cls=AsyncStream[object]
             ) as stream:
                 async for part in _split(stream.response.aiter_bytes(), self.server.between):
-                    if part.lstrip().startswith(b"<"):
-                        raise ValueError(_PAGE)
-                    record = json.loads(self.server.data(part).decode().strip() or "{}") or {}
+                    raise_first({_PAGE: part.lstrip().startswith(b"<")}, ValueError)
+                    record = (
+                        json.loads(
+                            self.server.data(part).decode().strip() or "{}",
+                            parse_constant=lambda word: raise_first({f"{word} is no JSON": True}, ValueError),
+                        )
+                        or {}
+                    )
                     received.put_nowait(record)
                     if isinstance(record, dict) and record.get("done"):
                         break
@@ -333,8 +354,9 @@ async def _split(stream: AsyncIterator[bytes], between: bytes) -> AsyncIterator[
 
 def token_pieces(text: str, entries: Sequence[Json]) -> list[tuple[str, float | None]]:
     """Return a text's tokens with their log-probabilities, by the entries of its tokens: the text as one piece where
-    they do not spell it, as where a character has several tokens."""
+    they do not spell it, as where a character has several tokens. ValueError for a log-probability that is none."""
     tokens = [(str(each["token"]), float(each["logprob"])) for each in entries]
+    raise_first({f"logprob is {value}": not -math.inf < value < 1 for _, value in tokens}, ValueError)
     spelled = bool(tokens) and "".join(token for token, _ in tokens) == text
     return [*tokens] if spelled else [(text, sum(value for _, value in tokens) if tokens else None)]
 
@@ -428,7 +450,9 @@ class OpenAIServer(Server):
         return options | ({"return_spec_tokens_details": True} if self.kind == "SGLang" else {})
 
     def data(self, part: bytes) -> bytes:
-        """Return an event's data, by the HTML Living Standard, 9.2.6; empty for comments and other fields alone."""
+        """Return an event's data, by the HTML Living Standard, 9.2.6; empty for comments and other fields alone.
+        ValueError for JSON outside an event."""
+        raise_first({"plain JSON in place of a stream": part.lstrip().startswith(b"{")}, ValueError)
         data = b"\n".join(line[5:].removeprefix(b" ") for line in part.splitlines() if line.startswith(b"data:"))
         return b'{"done": true}' if data.strip() == b"[DONE]" else data
 
@@ -441,9 +465,9 @@ class OpenAIServer(Server):
             delta = field_of(choice, "delta", dict)
             text = field_of(delta, "content", str) or ""
             entries = field_of(field_of(choice, "logprobs", dict), "content", list) or []
-            answer.logprobs += entries
             if text or field_of(delta, "reasoning_content", str) or field_of(delta, "reasoning", str):
                 yield from token_pieces(text, entries)
+            answer.logprobs += entries
             answer.ended = field_of(choice, "finish_reason", str) or answer.ended
 
     @contextmanager
@@ -457,7 +481,8 @@ class OpenAIServer(Server):
 
 
 def _reported(chunk: Json) -> Json:
-    """Return a chunk's figures of the whole answer: `usage`, and the drafts and the rate that engines add."""
+    """Return a chunk's figures of the whole answer: `usage`, and the drafts and the rate that engines add. Leave out
+    counts of drafts of which more are accepted than drafted."""
     usage = chunk.get("usage")
     figures: Json = {"tokens": count_of(usage, "completion_tokens"), "prompt_tokens": count_of(usage, "prompt_tokens")}
     for path, names in _DRAFTS.items():
@@ -465,7 +490,8 @@ def _reported(chunk: Json) -> Json:
             key: count_of(nested(chunk, *path.split(".")), name)
             for key, name in zip(("drafted", "accepted", "passes"), names, strict=True)
         }
-        figures |= {key: count for key, count in counts.items() if count is not None}
+        if (counts["accepted"] or 0) <= (counts["drafted"] or 0):
+            figures |= {key: count for key, count in counts.items() if count is not None}
     for path, name in _RATES.items():
         rate = nested(chunk, path, name)
         if isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate < math.inf:
@@ -505,14 +531,16 @@ def form_for(server: Server, settings: Any) -> Json:
     from utils.grammar import form_text, is_lark_syntax, schema_of
 
     name, text = settings.form[0], form_text(*settings.form)
-    if name == "json_schema" and server.kind == "llama-cpp-python":
-        return {"response_format": {"type": "json_object", "schema": schema_of(text)}}
     if name == "json_schema":
         return {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "answer", "schema": schema_of(text), "strict": True},
-            }
+            "response_format": (
+                {"type": "json_object", "schema": schema_of(text)}
+                if server.kind == "llama-cpp-python"
+                else {
+                    "type": "json_schema",
+                    "json_schema": {"name": "answer", "schema": schema_of(text), "strict": True},
+                }
+            )
         }
     if (field := FORM_FIELDS.get((server.kind, name))) is None or (
         field in ("grammar", "ebnf") and is_lark_syntax(text)
@@ -554,9 +582,9 @@ class OllamaServer(Server):
         """Yield the text of a line."""
         message, entries = field_of(part, "message", dict), field_of(part, "logprobs", list) or []
         text = field_of(message, "content", str) or ""
-        answer.logprobs += entries
         if text or field_of(message, "thinking", str):
             yield from token_pieces(text, entries)
+        answer.logprobs += entries
         if field_of(part, "done", bool):
             answer.ended = field_of(part, "done_reason", str) or "stop"
             tokens, spent, loading = (count_of(part, name) for name in ("eval_count", "eval_duration", "load_duration"))
@@ -569,6 +597,15 @@ class OllamaServer(Server):
 
 
 def server_at(url: str, model: str | None = None, key_env: str | None = None) -> Server:
-    """Return the server at a URL: one whose path ends in /api speaks Ollama's own protocol, any other OpenAI's."""
+    """Return the server at a URL: one whose path ends in /api speaks Ollama's own protocol, any other OpenAI's.
+    UsageError for a port that is none."""
+    port = re.search(r":([^:@\]]+)$", address_of(url))
+    raise_first(
+        {
+            f"{url}: a port is a whole number from 0 to 65535, got {port and port[1]}": (
+                port is not None and not (re.fullmatch("[0-9]{1,5}", port[1]) and int(port[1]) < 1 << 16)
+            )
+        }
+    )
     speaks = OllamaServer if url.partition("#")[0].rstrip("/").endswith("/api") else OpenAIServer
     return speaks(url, model, key_env)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from utils.catalogue.heads import HEAD_KINDS
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.objects import Json
 
 
@@ -47,10 +47,15 @@ class DraftHeadConfig:
     rope: Json = field(default_factory=dict)  # rotary parameters beyond the base, as transformers has them
 
     def __post_init__(self) -> None:
-        if self.kind not in HEAD_KINDS:
-            raise UserError(f"a draft head is {', '.join(HEAD_KINDS)}, got '{self.kind}'")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise UserError(f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys")
+        raise_first(
+            {
+                f"a draft head is {', '.join(HEAD_KINDS)}, got '{self.kind}'": self.kind not in HEAD_KINDS,
+                f"{self.num_attention_heads} heads cannot share {self.num_key_value_heads} of keys": (
+                    self.num_attention_heads % self.num_key_value_heads
+                ),
+            },
+            UserError,
+        )
         needed = {
             "plain": [],
             "glide": ["large_num_attention_heads", "large_head_dim"],

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.errors import UserError
+from utils.errors import UserError, raise_first
 from utils.files import write_bytes
 from utils.kernels.bindings import TableLevel
 from utils.objects import Json
@@ -161,10 +161,13 @@ def _parsed(file: Path, data: bytes) -> tuple[Json, list[TableArrays]]:
         version, total, checksum, described = (header[key] for key in ("format", "bytes", "crc32", "levels"))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"the n-gram tables {file} are damaged: no header can be read") from error
-    if version != FORMAT:
-        raise UserError(f"the n-gram tables {file} have format {version}, this version reads {FORMAT}")
-    if len(data) != total:
-        raise UserError(f"the n-gram tables {file} are damaged: {len(data):,} bytes instead of {total:,}")
+    raise_first(
+        {
+            f"the n-gram tables {file} have format {version}, this version reads {FORMAT}": version != FORMAT,
+            f"the n-gram tables {file} are damaged: {len(data)} bytes instead of {total}": len(data) != total,
+        },
+        UserError,
+    )
     start = _aligned(_HEAD + length)
     if zlib.crc32(memoryview(data)[start:]) != checksum:
         raise UserError(f"the n-gram tables {file} are damaged: their checksum is wrong")

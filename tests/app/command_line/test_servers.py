@@ -46,6 +46,14 @@ def test_a_cut_answer_exits_with_1_and_says_why(
         assert out == {"whole": "w1 whole\n", "cut": "so far\n", "filtered": "w1 filtered\n"}[prompt]
 
 
+@pytest.mark.parametrize("words", ["--compare URL,ar", "--compare URL,ar --json", "--compare URL --samples 2"])
+def test_the_problem_of_every_lane_is_said_once(
+    server: ScriptedServer, pair: TinyPair, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*f"run cut --temperature 1 {words}".replace("URL", server.url).split(), *pair.flags()]) == 1
+    assert capsys.readouterr().err.count("closed the connection before") == 1
+
+
 def bench(pair: TinyPair, server: ScriptedServer, folder: Path, *turns: str) -> tuple[int, Path]:
     prompts, out = write_prompts(folder / "p.jsonl", [{"turns": [*turns]}]), folder / "out.json"
     words = ["--methods", f"ar,{server.url}", "--prompts", str(prompts), "--out", str(out)]

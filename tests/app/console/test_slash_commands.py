@@ -202,6 +202,9 @@ error: /set: gamma is given twice (still 8)
 > /set system="be brief" ngram_n=2
 system = be brief
 ngram_n = 2
+> /set stop=["a","b c"] ngram_n=2
+stop = ["a", "b c"]
+ngram_n = 2
 > /set system="be brief
 error: /set: a quotation mark is not closed in 'system="be brief' (nothing changed)
 > /set length=
@@ -213,6 +216,7 @@ error: unknown setting 'gama' (did you mean gamma?)
 > /reset
 top_p = 1
 system = (none)
+stop = (none)
 ngram_n = 3
 > /reset
 every setting already has its default

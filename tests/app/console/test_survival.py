@@ -160,19 +160,21 @@ def loaded(catalogue: Path, file: Path) -> list[Turn]:
     return ran.state.chat.turns
 
 
-@pytest.mark.parametrize("moment", ["prompt", "generating", "loading"])
+@pytest.mark.parametrize("moment", ["prompt", "generating", "loading", "/inspect", "/help all"])
 def test_the_end_that_a_signal_makes_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path, moment: str) -> None:
     hub = socket.create_server(("127.0.0.1", 0))  # takes a request and never answers it
     address = f"http://127.0.0.1:{hub.getsockname()[1]}"
     hub_of = {"HF_ENDPOINT": address, "HF_HUB_OFFLINE": "0"} if moment == "loading" else {}
     terminal = chatting(catalogue, tmp_path, **hub_of)
-    if moment == "prompt":
-        terminal.type("half a line", until="half a line", seconds=20)
-    elif moment == "loading":
-        terminal.enter("/drafter nobody/nothing", until="Ctrl-C calls it off")
-    else:
-        terminal.enter("/length 4000", until="= 4000", seconds=20)
-        terminal.enter("And a lake?", until=lambda: bool(re.search(r"\d\d+ of 4,?000 tok", terminal.text)))
+    begun: dict[str, tuple[str, str]] = {
+        "prompt": ("half a line", "half a line"),
+        "generating": ("/length 4000\rAnd a lake?\r", r"\d\d+ of 4,?000 tok"),
+        "loading": ("/drafter nobody/nothing\r", "Ctrl-C calls it off"),
+        "/inspect": ("/inspect\r", "q leave"),
+        "/help all": ("/help all\r", r"\n:$"),  # in less
+    }
+    typed, shown = begun[moment]
+    terminal.type(typed, until=lambda: bool(re.search(shown, terminal.text)))
     for _ in range(2):  # the second one changes nothing
         os.kill(terminal.child.pid, signal.SIGTERM)
     assert terminal.end() == 143
@@ -213,12 +215,15 @@ def test_only_files_that_the_questions_list_are_written_and_none_of_the_chat_wit
     assert cache + "costs.json" in written
 
 
-def test_a_terminal_that_goes_away_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["And a lake?"]])
+def test_a_terminal_that_goes_away_leaves_the_chat_in_a_file(catalogue: Path, tmp_path: Path, more: list[str]) -> None:
     terminal = chatting(catalogue, tmp_path)
+    for message in more:
+        terminal.type(f"/length 4000\r{message}\r", until=lambda: bool(re.search(r"\d\d+ of 4,?000", terminal.text)))
     os.close(terminal.child.child_fd)  # the system sends SIGHUP, and there is nothing to write to any more
     assert terminal.child.process.wait(60) == 129
     (file,) = (tmp_path / "speculative-console" / "chats").iterdir()
-    assert [turn.user for turn in loaded(catalogue, file)] == [FIRST]
+    assert [turn.user for turn in loaded(catalogue, file)] == [FIRST, *more]
 
 
 # -- ends without a terminal ----------------------------------------------------------------------

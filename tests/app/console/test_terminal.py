@@ -163,6 +163,13 @@ def test_what_is_typed_while_the_program_starts_is_sent(state: dict[str, str]) -
     assert (terminal.end(), "slow = 10" in terminal.raw) == (0, True)
 
 
+def test_ctrl_z_puts_nothing_into_the_line(chat: Terminal) -> None:
+    chat.enter("/slow 1", until="slow = 1", seconds=20)
+    answered(chat, "What is ice?\r\x1a")
+    chat.type("\x1ax", until="› x", seconds=20)
+    chat.type("\x03")
+
+
 def test_type_ahead_is_not_lost(chat: Terminal) -> None:
     chat.enter("/slow 20", until="slow = 20", seconds=20)
     chat.enter("What is snow?", until=lambda: FIRST in chat.raw, seconds=ANSWER)

@@ -36,9 +36,9 @@ from sampling.drafters.draft_model import ModelDrafter, NoDrafter
 from sampling.drafters.registry import ROWS
 from sampling.drafters.tables.ngram import NgramDrafter
 from sampling.events import Step
+from tests.support.refusals import refused
 from tests.support.tiny import TinyPair
 from utils.catalogue.specs import PUBLISHED_KINDS, spec_from_argument
-from utils.errors import UsageError
 from utils.kernels.build import instruction_set, why_not
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import expanded
@@ -160,8 +160,11 @@ def test_spec_drafts_as_the_pair_says(pair: TinyPair, drafter: str, kind: type) 
     settings = Settings(**SHORT)
     assert isinstance(engine.lane("spec", settings).drafter, kind)
     assert ids_of(engine, "spec", settings) == ids_of(engine, "ar", settings)
-    with pytest.raises(UsageError, match=f"lane draft needs a drafter model, got drafter {drafter}"):
-        engine.lanes(Settings(compare=("ar", "draft")))
+    refused(
+        engine.lanes,
+        Settings(compare=("ar", "draft")),
+        match=f"lane draft needs a drafter model, got drafter {drafter}",
+    )
 
 
 # -- which drafts become trees ---------------------------------------------------------------------

@@ -349,13 +349,18 @@ def test_a_half_line_is_dropped_where_there_are_no_locks(tmp_path: Path, monkeyp
     assert file.read_bytes() == whole
 
 
-def test_a_full_disk_is_told_once_and_decoding_goes_on(pair: TinyPair, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_once_and_decoding_goes_on(
+    pair: TinyPair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     ran = run_lines(catalogue_of(tmp_path, {"tiny": pair}), "one", "two", settings={"record": str(link)})
     assert len(ran.state.answers) == 2
     why = f"cannot write {link}: No space left on device (its content is kept)"
     assert " ".join(ran.text.split()).count(f"the session log stopped, {why}; decoding continues") == 1
+    commands = ("run one", "run one --samples 2 --temperature 1", "bench --methods ar --limit 1 --repeat 1")
+    assert [main([*words.split(), *flags(pair, link)]) for words in commands] == [1, 1, 1]
+    assert capsys.readouterr().err.count(f"the session log stopped, {why}; decoding continues\n") == 3
 
 
 def test_the_console_starts_and_ends_a_recording(catalogue: Path, tmp_path: Path) -> None:

@@ -189,8 +189,8 @@ def test_a_refused_set_leaves_the_layers_alone_and_says_what_holds() -> None:
     [
         (({}, {"SPEC_TOP_P": "1.5"}, {}), "SPEC_TOP_P must be above 0 and at most 1, got 1.5"),
         (({}, {}, {"top_p": "1.5"}), "--top-p must be above 0 and at most 1, got 1.5"),
-        (({"gama": 1}, {}, {}), "defaults of the pair: unknown setting 'gama' (did you mean gamma?)"),
-        (({"gamma": 0}, {}, {}), "defaults of the pair: gamma must be a whole number from 1 to 64 or auto, got 0"),
+        (({"gama": 1}, {}, {}), "unknown setting 'gama' (did you mean gamma?)"),
+        (({"gamma": 0}, {}, {}), "gamma must be a whole number from 1 to 64 or auto, got 0"),
     ],
 )
 def test_a_bad_value_names_where_it_stands(arguments: Any, message: str) -> None:

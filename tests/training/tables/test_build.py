@@ -64,6 +64,7 @@ def test_pruning_keeps_the_size_and_the_frequent(tmp_path: Path) -> None:
     assert facts["bytes"] <= 4500 < everything["bytes"] + 4500
     assert sum(facts["contexts"]) < sum(everything["contexts"])
     assert next(StaticTables.open(tmp_path / "few").entries([1]))[1] == 2
+    refused(build, [Passage([1])], tmp_path, vocab_size=VOCAB, fingerprint=None, source="x", match="two tokens or more")
 
 
 def cut(data: bytes) -> bytes:

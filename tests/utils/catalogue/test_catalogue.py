@@ -158,6 +158,10 @@ temperature: 1 -> temperature: true
     :3: defaults: unknown key 'gama' (did you mean gamma?)
   gamma: 6 ->   gamma: 6.5
     :3: defaults: gamma must be an integer, got 6.5
+  gamma: 6 ->   gamma: 99
+    :3: defaults: gamma must be a whole number from 1 to 64 or auto, got 99
+temperature: 1 -> temperature: 9
+    :8: pair 'a': temperature must be from 0 to 5, got 9
 drafter: none -> draftr: none
     :11: pair 'b': unknown key 'draftr' (did you mean drafter?)
 quantization: nf4 -> quantisation: nf4

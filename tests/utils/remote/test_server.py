@@ -2,19 +2,21 @@
 
 import itertools
 import json
-import socket
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from app.screen.terminal import Interrupts
 from app.settings.table import Settings
 from tests.support.refusals import refused
 from tests.support.scripted_server import LAST, Act, Reply, ScriptedOllama, ScriptedServer, chunk, line, said, usage
+from utils.errors import UsageError
 from utils.remote.pieces import ServerFigures
 from utils.remote.server import ChatAnswer, OpenAIServer, Server, server_at
 
@@ -69,13 +71,6 @@ def test_no_other_programs_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not any("another" in str(headers) for _, headers, _ in scripted.requests)
 
 
-def test_llama_servers_own_count_of_drafts_is_reported() -> None:
-    # tools/server/README.md of llama.cpp: timings stand in the last chunk, draft_n only where drafts were made
-    last = {**usage(9), "timings": {"predicted_n": 9, "draft_n": 12, "draft_n_accepted": 6}}
-    _, answer = heard([chunk("x"), chunk(finish="stop"), last])
-    assert answer.report == ServerFigures(tokens=9, prompt_tokens=7, drafted=12, accepted=6)
-
-
 VLLM = {  # docs/features/speculative_decoding/acceptance_metrics.md and per_request_metrics.md of vLLM 0.32
     "time_to_first_token_ms": 85.2,
     "generation_time_ms": 1240.5,
@@ -117,7 +112,10 @@ LLAMA = {"predicted_n": 9, "predicted_ms": 100.0, "predicted_per_second": 90.0, 
         ({"metrics": VLLM}, {"drafted": 129, "accepted": 10, "passes": 43, "rate": 103.2}),
         ({"metrics": {**VLLM, "speculative_decoding": None}}, {"rate": 103.2}),
         ({"metrics": None}, {}),
+        # tools/server/README.md of llama.cpp: timings stand in the last chunk, draft_n only where drafts were made
         ({"timings": LLAMA}, {"drafted": 12, "accepted": 6, "rate": 90.0}),
+        ({"timings": {"predicted_n": 9, "draft_n": 12, "draft_n_accepted": 6}}, {"drafted": 12, "accepted": 6}),
+        ({"timings": {"draft_n": 9, "draft_n_accepted": 12}}, {}),
         ({"sglext": SGLANG}, {"drafted": 5, "accepted": 1, "passes": 1}),
         ({"sglext": {"spec_tokens_details": [SGLANG["spec_tokens_details"]]}}, {}),
         ({"stats": LM_STUDIO}, {"drafted": 492, "accepted": 176, "rate": LM_STUDIO["tokens_per_second"]}),
@@ -190,16 +188,11 @@ def test_half_a_character_becomes_a_replacement() -> None:
     assert heard(said("a\ud83d\ude00", "x", "\ud83d"))[0] == ["a😀", "x", "\ufffd"]
 
 
-def closed_port() -> int:
-    with closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-    return port
-
-
-def test_an_absent_server_is_one_line() -> None:
-    address = f"127.0.0.1:{closed_port()}"
-    refused(list, asked(OpenAIServer(f"http://{address}/v1")), match=f"^no server answers at {address} ")
+def test_an_absent_server_and_a_wrong_port_are_one_line() -> None:
+    refused(list, asked(OpenAIServer("http://127.0.0.1:9/v1")), match="^no server answers at 127.0.0.1:9 ")
+    for url in ("http://127.0.0.1:99999/v1", "http://host:abc/api"):
+        refused(server_at, url, kind=UsageError, match=f"^{url}: a port is a whole number from 0 to 65535, got [9a]")
+    assert server_at("http://[::1]/v1").address == "[::1]"
 
 
 def cut(reply: Reply, _: dict[str, Any]) -> None:
@@ -242,7 +235,10 @@ def page(status: int) -> Act:
         (refusal(429, {"message": "too\nmany"}), "answers 429: too many"),
         (refusal(500, "it broke"), "answers 500: it broke"),
         (silent, "sent nothing for 0.5 s"),
-        (refusal(200, {"hello": 1}), "closed the connection before the answer's end"),
+        (
+            lambda reply, _: reply.raw(b"HTTP/1.1 307 \r\nLocation: %b\r\n\r\n" % reply.path.encode()),
+            "redirects without end",
+        ),
         (lambda reply, _: reply.events([], done=False), "closed the connection before the answer's end"),
         (lambda reply, _: reply.events([7], done=False), "no answer in .*'s protocol .7 in place of an object"),
         (page(200), "sends no answer in .*'s protocol .a web page in place of an API"),
@@ -259,14 +255,19 @@ def test_a_failure_before_the_first_piece_is_one_line(speaks: type[ScriptedServe
     ("parts", "line"),
     [
         ([], "closed the connection before the answer's end"),
+        (refusal(200, {"choices": []}), "no answer in OpenAI's protocol .plain JSON in place of a stream"),
         ([{"choices": 7}], "no answer in OpenAI's protocol"),
         ([chunk(7)], "no answer in OpenAI's protocol"),  # type: ignore[arg-type]
         ([{"choices": [{"delta": None}]}], "closed the connection before"),
         ([{"choices": [{"delta": "x"}]}], "no answer in OpenAI's protocol"),
+        (
+            [{"choices": [{"delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": 800}]}}]}],
+            "no answer in OpenAI's protocol .logprob is 800.0",
+        ),
         ([line(7)], "no answer in Ollama's protocol .content is 7"),  # type: ignore[arg-type]
     ],
 )
-def test_parts_of_another_shape_are_refused_in_a_line(parts: list[dict[str, Any]], line: str) -> None:
+def test_parts_of_another_shape_are_refused_in_a_line(parts: Act | list[dict[str, Any]], line: str) -> None:
     refused(heard, parts, ScriptedOllama if "Ollama" in line else ScriptedServer, match=line)
 
 
@@ -277,6 +278,8 @@ def test_parts_of_another_shape_are_refused_in_a_line(parts: list[dict[str, Any]
         (stalled, "sent nothing for 0.5 s"),
         (broken(b'{"choices": [{"del'), "no answer in {}'s protocol"),
         (broken(b"[1, 2]"), "no answer in {}'s protocol"),
+        (broken(b'{"logprob": NaN}'), "no answer in {}'s protocol (NaN is no JSON)"),
+        (broken(b"[" * 100_000), "no answer in {}'s protocol"),
         (broken('{"choices": [{"index": 0, "delta": {"content": "é'.encode()[:-1] + b'"}}]}'), "no answer in {}'s"),
         (broken(b'{"error": {"message": "out of memory"}}'), "broke off: out of memory"),
         (broken(b'{"error": "worker died"}'), "broke off: worker died"),
@@ -337,6 +340,9 @@ def test_an_interrupt_does_not_wait_for_a_server_that_is_silent(speaks: type[Scr
         threading.Timer(0.2, stop.set).start()
         assert [*answer] == []
     assert answer.reason == "interrupted"
+    with speaks(said("x"), v1__models=silent, api__tags=silent) as scripted, Interrupts():
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        refused(list, asked(server_at(scripted.url)), match=f"^stopped waiting for {scripted.address}$")
 
 
 WHOLE = ["data: [DONE]"]
