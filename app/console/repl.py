@@ -28,7 +28,7 @@ from utils.processes import leave_at_once
 from utils.progress import INTERRUPTED
 
 _SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM") if hasattr(signal, name)]
-GRACE_S = 2.0  # seconds in which an answer can end after a signal; a pager or a viewer does not know of it
+GRACE_S = 5.0  # seconds in which an answer can end after a signal; a pager or a viewer does not know of it
 HUNG_UP = 129  # exit code of a program that SIGHUP ended, as shells report it
 
 
