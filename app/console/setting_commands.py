@@ -166,7 +166,9 @@ def set_values(state: ConsoleState, rest: str) -> None:
     if not rest:
         return show_settings(state, rest)
     try:
-        whole = re.sub(r"(?<==)\[[^]]*]", lambda found: shlex.quote(found[0]), rest)  # a list keeps its quotation marks
+        # A list keeps its quotation marks, and what is quoted may hold brackets.
+        lists = r"""(?<==)\[[^]]*]|"[^"]*"|'[^']*'"""
+        whole = re.sub(lists, lambda found: shlex.quote(found[0]) if found[0][0] == "[" else found[0], rest)
         parts = [word.partition("=") for word in shlex.split(whole)]
     except ValueError:
         raise UsageError(f"/set: a quotation mark is not closed in {got(rest)} (nothing changed)") from None

@@ -199,6 +199,8 @@ error: unknown setting 'tempreature' (did you mean temperature?)
 error: /set takes NAME=VALUE pairs, got 'top_p' (nothing changed)
 > /set gamma=2 gamma=3
 error: /set: gamma is given twice (still 8)
+> /set system="count from x=[1, 2]"
+system = count from x=[1, 2]
 > /set system="be brief" ngram_n=2
 system = be brief
 ngram_n = 2
