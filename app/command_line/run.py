@@ -27,7 +27,7 @@ from app.screen.view import look_of
 from app.settings.table import ModelOptions, Settings
 from sampling.events import Event
 from sampling.models.remote import RemoteLM
-from utils.errors import UsageError, holding
+from utils.errors import UsageError
 from utils.growing_text import Decode
 from utils.loading.fit import TokenBytes
 from utils.processes import broadcast, is_first_process
@@ -83,21 +83,20 @@ def run_samples(settings: Settings, options: ModelOptions, prompt: str | None, a
         tracks = sampled(engine, settings, plan.prompt, count, decode, interrupt, plan.messages)
         if log is not None:
             to_stderr(*filter(None, [log.log_answer(engine, track, plan) for track in tracks]))
-    tree = tree_of([tokens_of(track) for track in tracks])
+    answers, tree = [track.answer() for track in tracks], tree_of([tokens_of(track) for track in tracks])
     if as_json:
         write_json(
             {
                 "pair": engine.loaded.spec.name,
                 "prompt": text,
                 "settings": shown_settings(settings),
-                "results": [track.answer().to_json() for track in tracks],
+                "results": [answer.to_json() for answer in answers],
                 "tree": [branch.model_dump() for branch in tree],
             }
         )
     else:
         console = screen(settings, sys.stdout, _WIDTH)
         console.print(Lines(SampleTree(tree).rows(look_of(console, settings).sized()), look_of(console, settings)))
-    answers = [track.answer() for track in tracks]
     return _exit_code(answers, answers, log)
 
 
@@ -123,19 +122,11 @@ def run_once(
         lanes, chat = engine.lanes(lane_settings), conversation(engine, settings)
         if logprobs is not None:
             _want_logprobs(lanes, logprobs)
+        if settings.chat and not (chat.templated or chat.single or settings.quiet):
+            to_stderr(f"{engine.loaded.target.name} has no chat template: the text is simply continued")
         plan, decode = chat.plan(text), engine.pieces.beside(chat.text)
-        if not settings.quiet:
-            markers = chat.markers_in(plan)
-            to_stderr(
-                *holding(
-                    {
-                        f"{engine.loaded.target.name} has no chat template: the text is simply continued": (
-                            settings.chat and not (chat.templated or chat.single)
-                        ),
-                        as_text(markers): markers,
-                    }
-                )
-            )
+        if (markers := chat.markers_in(plan)) and not settings.quiet:
+            to_stderr(as_text(markers))
         fitting(plan.prompt, min(lane.context for lane in lanes))
         race = Race(lanes, engine, plan.prompt, interrupt=interrupt, messages=plan.messages)
         writer = None if as_json else AnswerWriter(sys.stdout, decode)

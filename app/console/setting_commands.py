@@ -166,7 +166,7 @@ def set_values(state: ConsoleState, rest: str) -> None:
     if not rest:
         return show_settings(state, rest)
     try:
-        # A list keeps its quotation marks, and what is quoted may hold brackets.
+        # A list keeps its quotation marks; brackets inside other quotation marks begin no list.
         lists = r"""(?<==)\[[^]]*]|"[^"]*"|'[^']*'"""
         whole = re.sub(lists, lambda found: shlex.quote(found[0]) if found[0][0] == "[" else found[0], rest)
         parts = [word.partition("=") for word in shlex.split(whole)]

@@ -27,6 +27,7 @@ from tests.support.ranks import Ranks, infer
 from tests.support.refusals import refused
 from tests.support.students import close, make_student, make_target
 from tests.support.tiny import VOCAB, tiny_tokenizer, write_prompts
+from utils.errors import UsageError
 from utils.loading.build import sharing
 from utils.processes import Process
 
@@ -184,7 +185,11 @@ def test_encoder_decoders_and_models_without_a_plan_are_refused() -> None:
         return SimpleNamespace(get_text_config=lambda: text, is_encoder_decoder=facts.get("encodes", False))
 
     for facts, why in (({"encodes": True}, "encoder-decoder model"), ({}, "no tensor-parallel plan for odd")):
-        refused(sharing, "m", config(**facts), "none", 2, match=f"2 processes cannot share m: .*{why}")
+        refused(
+            *(sharing, "m", config(**facts), "none", 2),
+            match=f"2 processes cannot share m: .*{why}",
+            kind=UsageError,
+        )
     assert sharing("m", config(), "none", 1) == {}
 
 

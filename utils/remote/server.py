@@ -21,7 +21,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from utils.errors import UsageError, UserError, holding, is_count, raise_first, shown
+from utils.errors import UsageError, UserError, is_count, raise_first, shown
 from utils.objects import Json, nested
 from utils.progress import Cancelled
 from utils.remote.pieces import ServerFigures
@@ -208,15 +208,10 @@ def problem_of(error: BaseException, server: Server) -> str:
     if isinstance(error, openai.APITimeoutError) or "Timeout" in type(broke).__name__:
         return f"{at} sent nothing for {server.silence:g} s"
     if broke or isinstance(error, openai.APIConnectionError):
-        kind = type(error.__cause__ or error).__name__.lower()
-        failure, *_ = holding(
-            {
-                f"no server answers at {at}": isinstance(error.__cause__, OSError) or "connect" in kind,
-                f"{at} redirects without end": "redirect" in kind,
-                f"{at} closed the connection": True,
-            }
-        )
-        return f"{failure} ({_line(error.__cause__ or error)})"
+        why, kind = _line(error.__cause__ or error), type(error.__cause__).__name__.lower()
+        if isinstance(error.__cause__, OSError) or "connect" in kind:
+            return f"no server answers at {at} ({why})"
+        return f"{at} {'redirects without end' if 'redirect' in kind else 'closed the connection'} ({why})"
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         where = f"the key in {server.key_env}" if server.key_env else "a request without a key (key_env in models.yaml)"
         return f"{at} refuses {where}: {said_by(error.body or error)}"

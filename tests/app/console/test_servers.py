@@ -14,6 +14,7 @@ from tests.support.refusals import refused
 from tests.support.scripted import Ran, run_lines
 from tests.support.scripted_server import LAST, Reply, ScriptedOllama, ScriptedServer, chunk, line, said
 from tests.support.tiny import tiny_pair
+from utils.errors import UsageError
 
 
 def echo(reply: Reply, body: dict[str, Any]) -> None:
@@ -164,7 +165,7 @@ def test_a_server_is_named_on_the_command_line_with_its_model() -> None:
     pair = choose_pair(ModelOptions(target="http://127.0.0.1:8000/v1", model="m"))
     assert (pair.target.url, pair.target.model, pair.defaults["compare"]) == ("http://127.0.0.1:8000/v1", "m", "server")
     assert pair.defaults == choose_pair(ModelOptions(target="org/name")).defaults | {"compare": "server"}
-    refused(choose_pair, ModelOptions(model="m"), match="--model is a server")
+    refused(choose_pair, ModelOptions(model="m"), match="--model is a server", kind=UsageError)
 
 
 def test_ollama_chats_beside_a_server_with_openais_protocol(tmp_path: Path) -> None:

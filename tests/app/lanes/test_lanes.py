@@ -39,6 +39,7 @@ from sampling.events import Step
 from tests.support.refusals import refused
 from tests.support.tiny import TinyPair
 from utils.catalogue.specs import PUBLISHED_KINDS, spec_from_argument
+from utils.errors import UsageError
 from utils.kernels.build import instruction_set, why_not
 from utils.loading.loaded import LoadOptions
 from utils.loading.loading import expanded
@@ -164,6 +165,7 @@ def test_spec_drafts_as_the_pair_says(pair: TinyPair, drafter: str, kind: type) 
         engine.lanes,
         Settings(compare=("ar", "draft")),
         match=f"lane draft needs a drafter model, got drafter {drafter}",
+        kind=UsageError,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from scipy import stats
 
 from app.lanes.drafters import PairDrafters
 from app.settings.table import Settings
+from sampling.drafters import proposal
 from sampling.drafters.draft_model import ModelSource, NoDrafter
 from sampling.drafters.proposal import AFTER_DRAFTED, AFTER_DRAFTED_WORTH, Node
+from sampling.drafters.tables import lookup
 from sampling.drafters.tables.lookup import (
     CHANCE,
     LookupDrafter,
@@ -264,22 +267,18 @@ def test_without_noise_nothing_changes(drawing: KeyedSampler) -> None:
     assert plain.tokens == same.tokens
 
 
-def test_rows_keep_their_noise_when_others_have_ended() -> None:
-    rows = [AGAIN, [5, 6, 5], AGAIN]
+def test_rows_keep_their_noise_when_others_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "at_hand", lambda: False)  # compiled calls make the noise themselves
+    noise = Mock(side_effect=lambda key, position, ids: [0.0] * len(ids))
+    monkeypatch.setattr(proposal, "gumbel", noise)
     made = growing(shared_noise=True)
-    made.start(rows, ALONE, ALONE)
+    made.start([AGAIN, [5, 6, 5], AGAIN], ALONE, ALONE)
     made.select(torch.tensor([2]))
-    asked: list[int] = []
-
-    class Noted:
-        greedy, constraint, banned = False, None, frozenset[int]()
-
-        def noise_key(self, row: int) -> tuple[int, float]:
-            asked.append(row)
-            return 0, 1.0
-
-    made.propose([AGAIN], Budget([3]), Noted())  # type: ignore[arg-type]
-    assert {*asked} == {2}
+    facts = {"greedy": False, "constraint": None, "banned": frozenset[int]()}
+    made.propose([AGAIN], Budget([3]), Mock(**facts, noise_key=lambda row: (row, 1.0)))  # its key is the row's number
+    assert [*dict.fromkeys(call.args[:2] for call in noise.call_args_list)] == [
+        (2, len(AGAIN) + depth) for depth in range(3)
+    ]
 
 
 def test_guesses_get_better_by_the_noise() -> None:
