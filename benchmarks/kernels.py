@@ -84,7 +84,7 @@ def tile_table(both: list[ctypes.CDLL], timer: ctypes.CDLL, kinds: list[str], ro
     row = build.instruction_set()
     table = Table("type", "bits", *(f"{count} rows" for count in rows), title=row.name if row else "")
     x = chance.integers(0, 256, GROUPS * bindings.TILE * bindings.CODES, dtype=np.uint8)
-    x.reshape(-1, bindings.CODES)[:, 64:72].view(np.float32)[:] = 0.01
+    x.reshape(-1, bindings.CODES)[:, 64:76].view(np.float32)[:] = 0.01
     y, address = np.empty((bindings.TILE, 16), np.float32), ctypes.c_void_p
     for kind in kinds:
         number = bindings.TYPES.index(kind)

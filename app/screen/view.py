@@ -124,11 +124,14 @@ def dtype_name(model: LoadedModel) -> str:
 
 
 def kernels_of(model: LoadedModel) -> str:
-    """Return whether compiled kernels or torch compute the model's products and its pass, and why torch does."""
+    """Return whether compiled kernels, and for activations of how many bits, or torch compute the model's products and
+    its pass, and why torch does."""
     from utils.loading.packed_gguf import packed_weights
 
     if (row := instruction_set()) is not None and packed_weights(model.model):
-        return f"compiled for {row.name}{model.expanded and f'; the pass in torch: {model.expanded}'}"
+        bits = 8 if any(getattr(layer, "narrow", False) for layer in model.model.modules()) else 16
+        torch_runs = model.expanded and f"; the pass in torch: {model.expanded}"
+        return f"compiled for {row.name}, {bits}-bit activations{torch_runs}"
     return f"torch ({why_not()})" if why_not() else "torch"
 
 

@@ -231,9 +231,9 @@ class ModelOptions(_Record):
         rare=True,
     )
     activations: str = setting(
-        "q16",
-        Choice(("q16", "q8")),
-        "bits of the compiled pass's activations; q8: cheaper passes over many tokens, less exact",
+        "q8",
+        Choice(("q8", "q16")),
+        "bits of the compiled pass's activations; q16: nearly exact, passes over several tokens take longer",
         MODELS,
         rare=True,
     )

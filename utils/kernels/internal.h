@@ -101,26 +101,24 @@ INLINE float float_of(uint32_t bits) {
     return x;
 }
 
-/* Quantise a group of 32 numbers; the largest in magnitude gets the largest code. A group of tiny numbers becomes
-   zeros. A NaN or a huge number makes the scale NaN, and so its row's result. */
+/* Quantise a group of 32 numbers; the largest in magnitude, of narrow ones of each 16, gets the largest code. Tiny
+   numbers become zeros. A NaN or a huge number makes the scale NaN, and so its row's result. */
 INLINE void quantise(Reals low, Reals high, Codes *to, int64_t narrow) {
-    const uint32_t bits = greatest_bits(low, high);
-    const float most = float_of(bits);
-    float inverse = 0.0f;
-    to->scale = 0.0f;
-    if (bits >= HUGE_BITS) {
-        to->scale = __builtin_nanf("");
-        low = high = splat(0.0f);
-    } else if (bits > TINY_BITS) {
-        const float top = narrow ? NARROW_TOP : TOP;
-        to->scale = most / top;
-        inverse = top / most;
+    const Reals halves[2] = {low, high};
+    Wholes codes[2];
+    for (int half = 0; half < 2; half++) {
+        const uint32_t bits = narrow ? greatest_bits(halves[half], halves[half]) : greatest_bits(low, high);
+        const float most = float_of(bits), top = narrow ? NARROW_TOP : TOP;
+        const int usual = bits > TINY_BITS && bits < HUGE_BITS;
+        to->scale[half] = usual ? most / top : bits >= HUGE_BITS ? __builtin_nanf("") : 0.0f;
+        codes[half] = whole(usual ? nearest(halves[half] * (top / most)) : splat(0.0f));
     }
-    Wholes first = whole(nearest(low * inverse)), second = whole(nearest(high * inverse));
+    const Wholes first = codes[0], second = codes[1];
     const Wholes4 a = folded(first), b = folded(second);
     const Wholes4 sums = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(a, b, 2, 3, 6, 7);
     to->count[0] = sums[0] + sums[1], to->count[1] = sums[2] + sums[3];
-    to->sum = (float)(to->count[0] + to->count[1]) * to->scale;
+    to->sum = narrow ? (float)to->count[0] * to->scale[0] + (float)to->count[1] * to->scale[1]
+                     : (float)(to->count[0] + to->count[1]) * to->scale[0];
     if (narrow) {
         put_bytes(to->high, first), put_bytes(to->high + WIDTH, second);
         return;

@@ -60,8 +60,8 @@ typedef struct {
    bits. Some processors keep 16-bit codes whole, in the memory of both arrays (WORDS in internal.h). */
 typedef struct {
     int8_t high[GROUP], low[GROUP];
-    float scale, sum; /* sum: scale times the sum of the codes */
-    int32_t count[2]; /* the sums of the first and of the last 16 codes */
+    float scale[2], sum; /* of the first and of the last 16 codes, the same where they have 16 bits; their sum, scaled */
+    int32_t count[2];    /* the sums of the first and of the last 16 codes */
 } Codes;
 
 /* Rows that enter products: codes in tiles of up to 8 rows, [tile][group][row of the tile], and floats [row][width]

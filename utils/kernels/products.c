@@ -2,7 +2,7 @@
 
    Activations are 16-bit integers with a scale for each group of 32, kept as two bytes (see Codes), so that one
    instruction multiplies four unsigned weight codes by four signed bytes; with AVX2 but not AVX-512 they are kept
-   whole, and two codes are multiplied at once. Narrow ones have 8 bits. Integer sums are exact, and each row's floats
+   whole, and two codes are multiplied at once. Narrow ones have 8 bits and a scale for each 16. Integer sums are exact, and each row's floats
    are added group after group whatever else is there: **a row's result depends on the row alone**, bit for bit, on
    every processor. */
 #include "internal.h"
@@ -315,20 +315,22 @@ INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, Kept 
                      const Lanes least[2], const Codes *x, Lanes *sums, int rows) {
     const int two = shape->scales == 2;
     Sums first[TILE], second[TILE];
-    exact(shape, narrow, lines, kept, again, x, 0, two ? 4 : 8, rows, first);
-    if (two && !shape->minimum) { /* both halves under their scales, then under the row's */
+    exact(shape, narrow, lines, kept, again, x, 0, two || narrow ? 4 : 8, rows, first);
+    if ((two && !shape->minimum && !narrow) || (narrow && !two)) { /* both halves under their scales, then the other's */
         exact(shape, narrow, lines, kept, again, x, 4, 8, rows, second);
         for (int row = 0; row < rows; row++) {
-            Lanes sum = __builtin_convertvector(first[row], Lanes) * scales[0];
-            sum = fused(__builtin_convertvector(second[row], Lanes), scales[1], sum);
-            sums[row] = fused(sum, x[row].scale - (Lanes){0}, sums[row]);
+            const Lanes none = {0}, by[2] = {two ? scales[0] : x[row].scale[0] - none, two ? scales[1] : x[row].scale[1] - none};
+            Lanes sum = __builtin_convertvector(first[row], Lanes) * by[0];
+            sum = fused(__builtin_convertvector(second[row], Lanes), by[1], sum);
+            sums[row] = fused(sum, two ? x[row].scale[0] - none : scales[0], sums[row]);
+            if (shape->minimum) sums[row] = fused(least[0], x[row].sum - none, sums[row]);
         }
         return;
     }
     for (int half = 0; half < shape->scales; half++) {
         if (half == 1) exact(shape, narrow, lines, kept, again, x, 4, 8, rows, first);
         for (int row = 0; row < rows; row++) {
-            const float by = x[row].scale;
+            const float by = x[row].scale[half];
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
             Lanes sum = __builtin_convertvector(first[row], Lanes) * by;
             sums[row] = fused(sum, scales[half], sums[row]);

@@ -34,7 +34,7 @@ class LoadOptions:
     quantization: str = "none"
     drafter_quantization: str = "none"
     kv_dtype: str = "auto"  # dtype of the cache of a compiled pass (utils/kernels/pass.c)
-    activations: str = "q16"  # the activations of a compiled pass: 16 bits, or 8
+    activations: str = "q8"  # the activations of a compiled pass: 8 bits, or 16
     attn_implementation: str | None = None
     revision: str | None = None
     trust_remote_code: bool = False

@@ -222,9 +222,9 @@ def test_the_default_pair_is_identical_by_construction_in_every_lane(
     assert all(str(getattr(compare(answers[0], answer), "text", "")).endswith(BY_CONSTRUCTION) for answer in answers)
     row = instruction_set()
     assert row is not None
-    assert f"\nkernels  compiled for {row.name}, the whole pass as one\n" in facts(packed, chat)
+    assert f"\nkernels  compiled for {row.name}, 8-bit activations, the whole pass as one\n" in facts(packed, chat)
     in_torch = replace(packed.loaded.target, expanded="heads of 24")
-    assert kernels_of(in_torch) == f"compiled for {row.name}; the pass in torch: heads of 24"
+    assert kernels_of(in_torch) == f"compiled for {row.name}, 8-bit activations; the pass in torch: heads of 24"
     assert f"\noutput   {promise('Q4_1', invariant=True)}\n" in facts(packed, chat)
 
 

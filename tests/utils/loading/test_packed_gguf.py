@@ -42,8 +42,9 @@ keep_code()
 CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 
-def loaded(quantization: str) -> LoadedModel:
-    spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu")
+def loaded(quantization: str, activations: str = "q16") -> LoadedModel:
+    spec = catalogue_in(CATALOGUE).pair("smollm2").target
+    options = LoadOptions(device="cpu", activations=activations)
     return load_model(spec, model_folder(spec, options), options, "cpu", quantization)
 
 
@@ -70,15 +71,16 @@ def test_its_weights_are_those_of_the_conversion(target: LoadedModel, plain: Loa
     assert all(torch.equal(value, converted[name]) for name, value in target.model.unpacked().state_dict().items())
 
 
-def test_its_laws_are_those_of_float32(target: LoadedModel, plain: LoadedModel) -> None:
+@pytest.mark.parametrize(("activations", "most", "same"), [("q16", 1e-5, 1.0), ("q8", 0.01, 0.9)])
+def test_its_laws_are_nearly_those_of_float32(plain: LoadedModel, activations: str, most: float, same: float) -> None:
     ids = torch.tensor([list(range(500, 628))])
     positions, found = torch.arange(ids.shape[1])[None], []
-    for model in (plain.model, target.model):
+    for model in (plain.model, loaded("auto", activations).model):
         network = CausalLM(model).network
         found.append(network.forward(ids, positions, None, network.new_cache(1), ids.shape[1])[0][0].log_softmax(-1))
     assert isinstance(network, FusedNetwork)
-    assert float((found[0].exp() * (found[0] - found[1])).sum(-1).mean()) < 1e-5
-    assert torch.equal(found[0].argmax(-1), found[1].argmax(-1))
+    assert float((found[0].exp() * (found[0] - found[1])).sum(-1).mean()) < most
+    assert float((found[0].argmax(-1) == found[1].argmax(-1)).float().mean()) >= same
 
 
 def test_its_own_forward_computes_with_the_same_layers(target: LoadedModel) -> None:
