@@ -19,7 +19,12 @@ _TRIM, _MAPPED = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 def machine(loaded: Any) -> Json:
     """Return the facts about the machine and the loaded pair that belong to a figure."""
     target = loaded.target
-    return {**facts(target.device), "dtype": target.dtype_text, "quantization": target.quantization}
+    return {
+        **facts(target.device),
+        "dtype": target.dtype_text,
+        "quantization": target.quantization,
+        "activations": target.activations,
+    }
 
 
 def facts(device: Any) -> Json:

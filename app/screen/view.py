@@ -129,9 +129,10 @@ def kernels_of(model: LoadedModel) -> str:
     from utils.loading.packed_gguf import packed_weights
 
     if (row := instruction_set()) is not None and packed_weights(model.model):
-        bits = 8 if any(getattr(layer, "narrow", False) for layer in model.model.modules()) else 16
-        torch_runs = model.expanded and f"; the pass in torch: {model.expanded}"
-        return f"compiled for {row.name}, {bits}-bit activations{torch_runs}"
+        return (
+            f"compiled for {row.name}{model.activations and f', {model.activations[1:]}-bit activations'}"
+            f"{model.expanded and f'; the pass in torch: {model.expanded}'}"
+        )
     return f"torch ({why_not()})" if why_not() else "torch"
 
 

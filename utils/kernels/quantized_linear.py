@@ -301,11 +301,11 @@ def fits(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.shape[1] % GROUP == 0 and at_hand()
 
 
-def narrow_activations(model: nn.Module) -> None:
-    """Round the activations of this model's packed linear layers to 8 bits instead of 16, as llama.cpp does."""
+def narrow_activations(model: nn.Module, narrow: bool = True) -> None:
+    """Let the activations of this model's packed linear layers have 8 bits, as in llama.cpp, or else 16."""
     for part in model.modules():
         if isinstance(part, QuantizedLinear | QuantizedExperts):
-            part.narrow = True
+            part.narrow = narrow
 
 
 def packable(module: nn.Module) -> bool:

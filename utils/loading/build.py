@@ -71,12 +71,14 @@ def load_model(
             step(model)
         progress.check()
     model.kv_dtype = _DTYPES.get(options.kv_dtype, torch.float32 if plan.quantization == "none" else None)
-    if options.activations == "q8":
-        narrow_activations(model)
+    narrow_activations(model, options.activations == "q8")
     return LoadedModel(
         **vars(plan),
         model=model,
         parameters=model.counted,
+        activations=(
+            "" if all(each.kind in FLOAT_KINDS.values() for each in packed_weights(model)) else options.activations
+        ),
         bytes=held_bytes(model) + sum(weight.data.nbytes for weight in packed_weights(model)),
         seconds=time.perf_counter() - started,
         own_head=model.own_head,

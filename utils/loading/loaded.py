@@ -71,7 +71,8 @@ class LoadPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel(LoadPlan):
-    """A model ready to run, as planned. `bytes` in memory, `parameters` by its shapes, `seconds` to load it."""
+    """A model ready to run, as planned. `bytes` in memory, `parameters` by its shapes, `seconds` to load it;
+    `activations`: what enters the products of its quantized weights: "q8", "q16", or "" for floats."""
 
     model: HfModel  # transformers'; of a GGUF file its parts (utils/loading/packed_gguf.py); or the server that runs it
     parameters: int = 0
@@ -79,6 +80,7 @@ class LoadedModel(LoadPlan):
     seconds: float = 0.0
     vocabulary: Any = None  # the `TokenBytes` of a drafter whose tokens are not its target's
     own_head: bool = False  # whether its file has another head than the embedding that its configuration says
+    activations: str = ""
 
 
 def context_of(config: HfConfig) -> int:

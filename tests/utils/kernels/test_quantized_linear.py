@@ -27,9 +27,8 @@ def weight_of(kind: str, count: int) -> PackedWeight:
 
 
 def rounded(x: np.ndarray, narrow: bool) -> np.ndarray:
-    """x in float64, as it enters a product: of each group integers under a scale, or two, worked out in float32."""
-    size, top = (GROUP // 2, np.float32(127)) if narrow else (GROUP, np.float32(32512))
-    groups = x.reshape(len(x), -1, size).astype(np.float32)
+    """x in float64, as it enters a product: of each group integers under a scale, narrow ones two, in float32."""
+    groups, top = x.reshape(len(x), -1, GROUP // (1 + narrow)).astype(np.float32), np.float32(127 if narrow else 32512)
     most = np.abs(groups).max(-1, keepdims=True)
     safe = np.where(most > 2.0**-49, most, np.float32(1))
     codes = np.rint(groups * (top / safe)) * (most > 2.0**-49)

@@ -43,8 +43,7 @@ CATALOGUE = Path(__file__).parents[3] / "models.yaml"
 
 
 def loaded(quantization: str, activations: str = "q16") -> LoadedModel:
-    spec = catalogue_in(CATALOGUE).pair("smollm2").target
-    options = LoadOptions(device="cpu", activations=activations)
+    spec, options = catalogue_in(CATALOGUE).pair("smollm2").target, LoadOptions(device="cpu", activations=activations)
     return load_model(spec, model_folder(spec, options), options, "cpu", quantization)
 
 
