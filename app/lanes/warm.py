@@ -212,16 +212,16 @@ def _c(engine: PairEngine, drafter: Drafter, prompt: list[int], settings: Settin
 
 
 def _key(engine: PairEngine) -> str:
-    """Return the key of measurements: processor and threads, the target with its precision, size and device, the
-    drafter, the version."""
+    """Return the key of measurements: processor and threads, the target with its precision, its activations' bits, size
+    and device, the drafter, the version."""
     loaded = engine.loaded
     target = loaded.target
     drafter = loaded.draft_head or ", ".join(
         model.source for model in (loaded.spec.drafter, *loaded.spec.cascade_models) if isinstance(model, ModelSpec)
     )
     return (
-        f"{cpu_name()}, {torch.get_num_threads()} threads, {target.name} {target.precision} {target.bytes} on "
-        f"{target.device}, {loaded.drafts_by} {drafter}, {version()}"
+        f"{cpu_name()}, {torch.get_num_threads()} threads, {target.name} {target.precision} "
+        f"{target.activations} {target.bytes} on {target.device}, {loaded.drafts_by} {drafter}, {version()}"
     )
 
 
