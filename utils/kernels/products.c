@@ -314,15 +314,16 @@ INLINE void exact(const Shape *shape, int narrow, const uint8_t *lines, Kept *ke
 INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, Kept *kept, int again, const Lanes scales[2],
                      const Lanes least[2], const Codes *x, Lanes *sums, int rows) {
     const int two = shape->scales == 2;
+    const Lanes none = {0};
     Sums first[TILE], second[TILE];
     exact(shape, narrow, lines, kept, again, x, 0, two || narrow ? 4 : 8, rows, first);
-    if ((two && !shape->minimum && !narrow) || (narrow && !two)) { /* both halves under their scales, then the other's */
+    if (narrow != two && !(two && shape->minimum)) { /* the halves have a scale in common, which comes last */
         exact(shape, narrow, lines, kept, again, x, 4, 8, rows, second);
         for (int row = 0; row < rows; row++) {
-            const Lanes none = {0}, by[2] = {two ? scales[0] : x[row].scale[0] - none, two ? scales[1] : x[row].scale[1] - none};
-            Lanes sum = __builtin_convertvector(first[row], Lanes) * by[0];
-            sum = fused(__builtin_convertvector(second[row], Lanes), by[1], sum);
-            sums[row] = fused(sum, two ? x[row].scale[0] - none : scales[0], sums[row]);
+            const float *own = x[row].scale;
+            Lanes sum = __builtin_convertvector(first[row], Lanes) * (two ? scales[0] : own[0] - none);
+            sum = fused(__builtin_convertvector(second[row], Lanes), two ? scales[1] : own[1] - none, sum);
+            sums[row] = fused(sum, two ? own[0] - none : scales[0], sums[row]);
             if (shape->minimum) sums[row] = fused(least[0], x[row].sum - none, sums[row]);
         }
         return;
@@ -334,7 +335,7 @@ INLINE void add_rows(const Shape *shape, int narrow, const uint8_t *lines, Kept 
             const float count = two ? (float)x[row].count[half] * by : x[row].sum;
             Lanes sum = __builtin_convertvector(first[row], Lanes) * by;
             sums[row] = fused(sum, scales[half], sums[row]);
-            if (shape->minimum) sums[row] = fused(least[half], count - (Lanes){0}, sums[row]);
+            if (shape->minimum) sums[row] = fused(least[half], count - none, sums[row]);
         }
     }
 }

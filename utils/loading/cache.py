@@ -23,9 +23,14 @@ MANIFEST = "manifest.json"
 
 
 def cache_folder() -> Path:
-    """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("SPEC_CACHE_DIR") or f"{base}/speculative-console").expanduser()
+    """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created.
+
+    A relative `XDG_CACHE_HOME` is ignored, as the XDG specification says."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(
+        os.environ.get("SPEC_CACHE_DIR")
+        or Path(given if Path(given).expanduser().is_absolute() else "~/.cache", "speculative-console")
+    ).expanduser()
 
 
 def sha256(*files: Path, progress: Progress = SILENT) -> str:
