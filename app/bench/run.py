@@ -399,15 +399,8 @@ def check_identity(bench: Bench, options: ModelOptions) -> int:
                 bar.write(visible(str(each)), file=sys.stdout)
     if not report.prompts and not bench.interrupted:
         raise UserError(f"nothing was compared: none of the {len(bench.questions)} prompts fits into the context")
-    why = (
-        ""
-        if reference
-        else "sampled"
-        if not greedy
-        else "8-bit activations, --activations q16 compares it"
-        if narrow
-        else "settings that it lacks"
-    )
+    lacks = "8-bit activations, --activations q16 compares it" if narrow else "settings that it lacks"
+    why = "" if reference else lacks if greedy else "sampled"
     sys.stdout.write(f"{report}{why and f' (transformers not compared: {why})'}\n")
     if bench.interrupted:
         to_stderr("interrupted: the prompts after this were not compared")
@@ -470,10 +463,12 @@ def transformers_reference(engine: PairEngine, options: ModelOptions) -> Referen
     from utils.loading.sources import model_folder
 
     loading = load_options(options)
-    folder = model_folder(engine.loaded.spec.target, loading)
     with quiet_warnings():
         model: HfModel = (AutoModelForSeq2SeqLM if engine.encodes else AutoModelForCausalLM).from_pretrained(
-            str(folder), dtype=torch.float32, trust_remote_code=loading.trust_remote_code, local_files_only=True
+            str(model_folder(engine.loaded.spec.target, loading)),
+            dtype=torch.float32,
+            trust_remote_code=loading.trust_remote_code,
+            local_files_only=True,
         )
     model = model.eval().to(engine.loaded.target.device)
     stop = sorted(engine.stop_ids)

@@ -2,9 +2,9 @@
 
    Activations are 16-bit integers with a scale for each group of 32, kept as two bytes (see Codes), so that one
    instruction multiplies four unsigned weight codes by four signed bytes; with AVX2 but not AVX-512 they are kept
-   whole, and two codes are multiplied at once. Narrow ones have 8 bits and a scale for each 16. Integer sums are exact, and each row's floats
-   are added group after group whatever else is there: **a row's result depends on the row alone**, bit for bit, on
-   every processor. */
+   whole, and two codes are multiplied at once. Narrow ones have 8 bits, and a scale for each 16. Integer sums are
+   exact, and each row's floats are added group after group whatever else is there: **a row's result depends on the row
+   alone**, bit for bit, on every processor. */
 #include "internal.h"
 
 #if WORDS || defined(__AVX512VNNI__) /* words: two registers, which share what is read of a row */
