@@ -35,6 +35,13 @@ class WriteError(UserError, OSError):
         return f"cannot write {self.filename}: {self.strerror}"
 
 
+def own_folder(variable: str, usual: str) -> Path:
+    """Return this program's folder under the one that an XDG `variable` names, else under ~/`usual`. A relative name is
+    ignored, as the XDG specification says."""
+    named = Path(os.environ.get(variable, "")).expanduser()
+    return (named if named.is_absolute() else Path.home() / usual) / "speculative-console"
+
+
 # -- writing --------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ keys not named here are those of prompt_toolkit's Emacs mode (Ctrl-R, Up, Ctrl-X
 """
 
 import asyncio
-import os
 import re
 import select
 import signal
@@ -15,7 +14,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from prompt_toolkit import PromptSession
@@ -37,6 +36,7 @@ from rich.cells import cell_len, set_cell_size
 
 from app.screen.terminal import mark_pastes
 from utils.errors import UserError
+from utils.files import own_folder
 from utils.visible import visible
 
 # Escape sequences (ECMA-48): OSC, DCS, SOS, PM and APC; CSI (Linux sends F1 as ESC [ [ A); sets of characters and keys;
@@ -199,10 +199,7 @@ class HungUpError(Exception):
     """The terminal was closed."""
 
 
-def state_folder() -> Path:
-    """Return the folder of the files that outlive the console: the history and saved chats."""
-    given = os.environ.get("XDG_STATE_HOME", "")  # the XDG specification says that relative ones are to be ignored
-    return Path(given if Path(given).is_absolute() else Path.home() / ".local" / "state", "speculative-console")
+state_folder = partial(own_folder, "XDG_STATE_HOME", ".local/state")  # of files that outlive the console
 
 
 class PromptReader:

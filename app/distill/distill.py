@@ -295,7 +295,7 @@ def target_facts(engine: PairEngine, options: ModelOptions) -> dict[str, str]:
         "quantization": target.quantization,
         "dtype": target.dtype_text,
         "tokenizer": fingerprint(engine.tokenizer),
-        **({} if options.activations == "q16" else {"activations": options.activations}),
+        **({} if target.activations in ("", "q16") else {"activations": target.activations}),
     }
 
 

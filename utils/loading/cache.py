@@ -15,7 +15,7 @@ from pathlib import Path
 
 from utils import files
 from utils.errors import UserError
-from utils.files import read_object, write_json
+from utils.files import own_folder, read_object, write_json
 from utils.objects import Json
 from utils.progress import SILENT, Progress
 
@@ -23,14 +23,8 @@ MANIFEST = "manifest.json"
 
 
 def cache_folder() -> Path:
-    """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created.
-
-    A relative `XDG_CACHE_HOME` is ignored, as the XDG specification says."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(
-        os.environ.get("SPEC_CACHE_DIR")
-        or Path(given if Path(given).expanduser().is_absolute() else "~/.cache", "speculative-console")
-    ).expanduser()
+    """`SPEC_CACHE_DIR`, else `speculative-console` under `XDG_CACHE_HOME` or `~/.cache`. Not created."""
+    return Path(os.environ.get("SPEC_CACHE_DIR") or own_folder("XDG_CACHE_HOME", ".cache")).expanduser()
 
 
 def sha256(*files: Path, progress: Progress = SILENT) -> str:
