@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     args = parser.parse_args()
     recorder = Recorder()
-    worth.ModelWorth.may_pay = worth.ModelWorth.pays = lambda self, depth, *_: depth < LEVELS  # type: ignore
+    worth.ModelWorth.pays = lambda self, depth, *_: depth < LEVELS  # type: ignore
     request = read_request(["check", "smollm2"], os.environ)
     changed = {"gamma": 4, "nodes": 10, "max_new_tokens": args.tokens}
     settings = layers_of(request).settings.changed(expand="dynamic", **changed)

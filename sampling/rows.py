@@ -65,7 +65,7 @@ def lead(prompt: Rows, session: Session) -> Rows:
 
 def prepended(leads: Rows, rows: Rows) -> Rows:
     """Return the rows with the tokens before them."""
-    return [before + row if before else row for before, row in zip(leads, rows, strict=True)]
+    return [before + row for before, row in zip(leads, rows, strict=True)] if any(leads) else rows
 
 
 def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:

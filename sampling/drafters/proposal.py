@@ -20,7 +20,7 @@ import math
 from bisect import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -74,6 +74,9 @@ class Candidate(NamedTuple):
     source: int
     p: float
     prob: float
+
+
+NOTHING = Candidate(-1, 0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -168,22 +171,19 @@ class Growth:
         for token, source, p, prob in candidates:
             part = share * p
             path = parent.path * part if part < 1.0 else parent.path
-            index = bisect(self._order, -path)
-            if index < self.most and path > self.floors[index] and path >= self.least:
-                tail = [*parent.tail[1 - reach :], token] if reach > 1 else [token]
-                self._insert(index, Node(parent.row, tail, parent, parent.depth + 1, token, source, prob, path))
+            if path < self.least or (index := bisect(self._order, -path)) >= self.most or path <= self.floors[index]:
+                continue
+            tail = [*parent.tail[1 - reach :], token] if reach > 1 else [token]
+            self.kept.insert(index, Node(parent.row, tail, parent, parent.depth + 1, token, source, prob, path))
+            self._order.insert(index, -path)
+            if len(self.kept) > self.most:
+                del self.kept[-1], self._order[-1]
 
     def add_drawn(self, parent: Node, offer: Offer) -> None:
         """Add a drawn child, whatever its probability."""
         token, prob = offer
-        node = Node(parent.row, [token], parent, parent.depth + 1, token, 0, prob, parent.path * prob)
-        self._insert(len(self.kept), node)
-
-    def _insert(self, index: int, node: Node) -> None:
-        self.kept.insert(index, node)
-        self._order.insert(index, -node.path)
-        if len(self.kept) > self.most:
-            del self.kept[-1], self._order[-1]
+        self.kept.append(Node(parent.row, [token], parent, parent.depth + 1, token, 0, prob, parent.path * prob))
+        self._order.append(-self.kept[-1].path)
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
@@ -258,7 +258,7 @@ def pooled(
 
 def tree_of(nodes: list[Node]) -> DraftTree:
     """Return the draft of these nodes."""
-    index: dict[Node | None, int] = {node: number for number, node in enumerate(nodes)}
+    index: dict[Node | None, int] = dict(zip(nodes, range(len(nodes)), strict=True))
     return DraftTree.of(
         [node.token for node in nodes],
         [index.get(node.parent, -1) for node in nodes],
@@ -326,7 +326,7 @@ class Proposer(Drafter):
         self._calls: list[ModelCall] = []  # of this round
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
-        self._noise: Noise = NO_NOISE
+        self._noise, self._share = NO_NOISE, 1.0  # _share: of what is offered after drafted tokens, the part accepted
         self._banned: frozenset[int] = frozenset()  # ids that the target never draws
 
     @property
@@ -372,11 +372,12 @@ class Proposer(Drafter):
             for growth, text, most in zip(growths, rows, budget.depth_with_forced or budget.max_depth, strict=True):
                 growth.root.state, growth.depth_with_forced = constraint.at(text), most
         self._model_worth.begin(budget.opportunity_cost)
+        self._share = self._after_drafted.value
         depth, level = 0, [growth.root for growth in growths if growth.depth_with_forced > 0]
         while level:
             self._grow(growths, level if constraint is None else self._force(growths, level))
             depth += 1
-            level = [node for growth in growths for node in growth.level(depth)]
+            level = [*chain.from_iterable(map(Growth.level, growths, repeat(depth)))]
         return self._draft(growths, budget.costs if wide else None)
 
     def _growth(self, root: Node, depth: int, budget: Budget, wide: bool) -> Growth:
@@ -386,15 +387,16 @@ class Proposer(Drafter):
 
     def _grow(self, growths: list[Growth], level: list[Node]) -> None:
         """Add the tokens that may follow the nodes of a level."""
-        if self.model is not None and self.model.draws:
-            for node, offers in zip(level, self.model.expand(level), strict=True):
+        model = self.model
+        if model is not None and model.draws:
+            for node, offers in zip(level, model.expand(level), strict=True):
                 for offer in offers:
                     growths[node.row].add_drawn(node, offer)
                     self._offered.append((node, []))
             return
         if not level:
             return
-        looked_up = [self.look_up(node) for node in level]
+        looked_up = [*map(self.look_up, level)]
         if banned := self._banned:
             looked_up = [[candidate for candidate in each if candidate.token not in banned] for each in looked_up]
         if level[0].state is not None:
@@ -402,10 +404,10 @@ class Proposer(Drafter):
                 [candidate for candidate in each if node.state and node.state.after(candidate.token)]
                 for node, each in zip(level, looked_up, strict=True)
             ]
-        may_run_model = self.model is not None and (level[0].depth == level[0].forced or bool(self._calls))
+        may_run_model = model is not None and (self._calls or level[0].depth == level[0].forced)
         by_model: Iterable[list[Offer]] = self._run_model(level, looked_up) if may_run_model else repeat([])
         for node, known, offers in zip(level, looked_up, by_model, strict=False):
-            share = 1.0 if offers or not node.depth else self._after_drafted.value
+            share = 1.0 if offers or not node.depth else self._share
             if not offers:
                 candidates = known
             elif self.lookups:
@@ -454,16 +456,16 @@ class Proposer(Drafter):
         if depth and self.model.whole:
             return self.model.expand(level)
         rows = len({node.row for node in level}) if len(level) > 1 else 1
-        if not worth.may_pay(depth, sum([node.path for node in level]), rows):
-            return nothing
-        first = {node: max(each, key=itemgetter(2)) for node, each in zip(level, known, strict=True) if each}
-        left = sum(node.path * (1 - (first[node].p if node in first else 0.0)) for node in level)
+        first, left = dict[Node | None, int](), 0.0
+        for node, each in zip(level, known, strict=True):
+            likeliest = max(each, key=itemgetter(2)) if each else NOTHING
+            first[node], left = likeliest.token, left + node.path * (1 - likeliest.p)
         if not worth.pays(depth, left, rows):
             return nothing
         offers = self.model.expand(level)
         if any(offers):
             worth.ran()
-            self._calls.append(ModelCall(depth, left, {node: candidate.token for node, candidate in first.items()}))
+            self._calls.append(ModelCall(depth, left, first))
         return offers
 
     # -- the draft and its outcome ----------------------------------------------------------------
@@ -472,7 +474,8 @@ class Proposer(Drafter):
         drafted, promised = [growth.kept for growth in growths], 0.0
         if len(drafted) == 1 and self.traits.tree:
             paths = [node.path for node in drafted[0]]
-            free = [node.path for node in drafted[0] if node.source < len(self.sources)]
+            constrained = growths[0].root.state is not None
+            free = [node.path for node in drafted[0] if node.source < len(self.sources)] if constrained else paths
             drafted = [drafted[0][: worthwhile(free, costs) + len(paths) - len(free)]]
             promised = sum(paths[: len(drafted[0])])
         self._drafted = drafted
@@ -488,7 +491,12 @@ class Proposer(Drafter):
         if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.trees[0].tokens:
             return
         accepted = [node for node in map(drafted[0].__getitem__, paths[0]) if node.source < len(self.sources)]
-        self._learn_after_drafted([node for node in drafted[0] if node.source < len(self.sources)], accepted)
+        count, offered = 0, 0.0
+        for node in drafted[0]:
+            if (parent := node.parent) in accepted and parent is not None and node.source < len(self.sources):
+                count, offered = count + (node in accepted), offered + node.path / parent.path
+        if offered:  # learn the share of the probability offered after accepted tokens that was accepted
+            self._after_drafted.learn(count, offered / self._share)
         for depth, left, first in self._calls:
             new = len(accepted) > depth and first.get(accepted[depth].parent) != accepted[depth].token
             self._model_worth.learn(depth, len(accepted) - depth if new else 0, left)
@@ -504,10 +512,3 @@ class Proposer(Drafter):
         return tuple(
             Proposal(c.token, c.prob, rank, c.source) for rank, c in ranked if rank <= count or c.token in tokens
         )
-
-    def _learn_after_drafted(self, nodes: list[Node], accepted: list[Node]) -> None:
-        """Learn the share of the probability offered after accepted tokens that was accepted."""
-        children = [(node in accepted, node.path / node.parent.path) for node in nodes if node.parent in accepted]
-        if children:
-            share = self._after_drafted.value
-            self._after_drafted.learn(sum(ok for ok, _ in children), sum(p for _, p in children) / share)

@@ -40,7 +40,7 @@ class Acceptance:
         self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
         self._promised = ratios.of("promised", PROMISED)
         self._recent: list[float | None] = [None] * limit
-        self._pending: deque[tuple[Step, int, int]] = deque(maxlen=PENDING)
+        self._pending: deque[tuple[Step, int, Sequence[Step]]] = deque(maxlen=PENDING)
 
     def begin(self) -> None:
         """Start a new answer."""
@@ -50,16 +50,15 @@ class Acceptance:
 
     # -- chains ---------------------------------------------------------------------------------
 
-    def learn(self, step: Step, gamma: int, drafted: int) -> None:
-        """Learn from one round; of a batch, from the slowest row.
-
-        `gamma`, `drafted`: tokens allowed and drafted, the most of any row.
-        """
-        self._pending.append((step, gamma, drafted))
+    def learn(self, step: Step, gamma: int, steps: Sequence[Step]) -> None:
+        """Learn from one round, of whose `steps` `step` is the slowest row's. `gamma`: tokens allowed, the most of any
+        row."""
+        self._pending.append((step, gamma, steps))
 
     def _catch_up(self) -> None:
         while self._pending:
-            step, gamma, drafted = self._pending.popleft()
+            step, gamma, steps = self._pending.popleft()
+            drafted = max(other.length for other in steps)
             self.add(step.gamma, chain_accepted(step), step.token is None)
             for position, ratio in enumerate(self._drafted[:gamma]):
                 ratio.learn(float(drafted > position))

@@ -242,9 +242,9 @@ class Controller:
             allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
             draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
             sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
-            own = step.calls[:-1]  # the last is the target's
-            passes = max(passes, sum([call.passes for call in own]))
-            model_s += sum([call.seconds for call in own])
+            if own := step.calls[:-1]:  # the last is the target's
+                passes = max(passes, sum([call.passes for call in own]))
+                model_s += sum([call.seconds for call in own])
         slowest, ran_model = steps[0] if len(steps) == 1 else self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
@@ -267,7 +267,7 @@ class Controller:
         self._drafted.learn(drafted)
         if self._has_model:
             self._calls.learn(float(ran_model))
-        self.acceptance.learn(slowest, allowed, max(step.length for step in steps))
+        self.acceptance.learn(slowest, allowed, steps)
         if self._trial:
             self._trial_paid = tokens > paid * self.costs.c + self.costs.v(drafted + 1)[-1]
 

@@ -71,6 +71,11 @@ class _Samples:
 class Costs:
     """Running estimates of c and v(n).
 
+    `references`: 1-token passes that were timed, earlier ones included. `reach`: the widest pass that was measured or
+    given; 1 at first. `c`: the seed, or a guess, before two drafted tokens were timed; `drafting_known`: it is no
+    guess. `model_cost`: a pass of the drafter's model; c before one was timed. `waking`: c of the first token after
+    idle rounds, which includes reading the missed tokens.
+
     Args:
         c: an earlier measurement of c.
         table: earlier measurements of v(n) by n.
@@ -108,6 +113,7 @@ class Costs:
         self._runs_model = False  # whether c counts only rounds in which the drafter ran a model
         self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}
+        self._read_off()
         self._v: list[float] = []
         self._tabled: dict[int, float] = {}  # the medians from which `_v` was computed
         self._usual = 0.0  # T(1), 0: to be worked out again
@@ -166,6 +172,17 @@ class Costs:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
         if ran_model and idle < IDLE:  # after idle rounds its pass also reads the tokens that it missed
             self._model.add(model_s / plain)
+        self._read_off()
+
+    def _read_off(self) -> None:
+        """Set the figures that every round asks for."""
+        drafting, model, waking = self._drafting, self._model, self._waking
+        self.references = self._passes[1].count + self._timed
+        self.drafting_known = self._seeded or drafting.count >= MEASURED
+        self.reach = self._reach if self.references or self._seeds else 1
+        self.c = drafting.median if self.drafting_known else DRAFT_COST
+        self.model_cost = model.median if model.count >= MEASURED else self.c
+        self.waking = max(self.c, waking.median) if waking.count >= MEASURED else self.c
 
     def _add_pass(self, width: int, seconds: float) -> None:
         if (samples := self._passes.get(width)) is None:
@@ -199,36 +216,6 @@ class Costs:
             least = min(wider, default=own)
             self._usual = own if own and own <= DISTURBED * least else least
         return self._usual
-
-    @property
-    def references(self) -> int:
-        """Number of 1-token passes that were timed, earlier ones included."""
-        return self._passes[1].count + self._timed
-
-    @property
-    def c(self) -> float:
-        """c; the seed, or a guess, before two drafted tokens were timed."""
-        return self._drafting.median if self.drafting_known else DRAFT_COST
-
-    @property
-    def model_cost(self) -> float:
-        """A pass of the drafter's model; c before one was timed."""
-        return self._model.median if self._model.count >= MEASURED else self.c
-
-    @property
-    def waking(self) -> float:
-        """c of the first token after idle rounds, which includes reading the missed tokens."""
-        return max(self.c, self._waking.median) if self._waking.count >= MEASURED else self.c
-
-    @property
-    def drafting_known(self) -> bool:
-        """Whether c was measured or given, not guessed."""
-        return self._seeded or self._drafting.count >= MEASURED
-
-    @property
-    def reach(self) -> int:
-        """The widest pass that was measured or given; 1 at first."""
-        return self._reach if self.references or self._seeds else 1
 
     def timed(self, width: int) -> bool:
         """Whether passes of this width were timed here, not only given."""

@@ -50,8 +50,8 @@ class RunningRatio:
 
     def learn(self, actual: float, expected: float = 1.0) -> None:
         """Count the outcome of a round, and lower the weight of earlier ones."""
-        self.fade()
-        self.add(actual, expected)
+        self._actual = self._actual * MEMORY + actual
+        self._expected = self._expected * MEMORY + expected
 
     def restart(self, value: float = 0.0, worth: float = 0.0) -> None:
         """Forget this answer and the prior, because the text has changed; go on from `value` as `worth` outcomes."""

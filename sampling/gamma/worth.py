@@ -18,9 +18,12 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
     """
     if costs is None:
         return len(paths)
-    sums = [0.0, *accumulate(paths)]
-    counts = range(min(len(paths), max(0, len(costs.v) - 1)) + 1)
-    return max(counts, key=lambda n: costs.calibration * sums[n] - costs.rate * costs.v[n])
+    count, gain, most = 0, 0.0, 0.0
+    for number, (path, width, wider) in enumerate(zip(paths, costs.v, costs.v[1:], strict=False), start=1):
+        gain += costs.calibration * path - costs.rate * (wider - width)
+        if gain > most:
+            count, most = number, gain
+    return count
 
 
 def floors_of(costs: NodeCosts, most: int) -> list[float]:
@@ -51,14 +54,10 @@ class ModelWorth:
         self._price = DEFAULT_PRICE if price is None or not self._learn else price
         self._rounds_without += 1
 
-    def may_pay(self, depth: int, reached: float, rows: int) -> bool:
-        """Return whether a pass could pay for `rows` rows. `reached`: the level's path probabilities, summed."""
-        return not (depth and self._learn) or self._gain(depth).value * reached > self._price * rows
-
     def pays(self, depth: int, left: float, rows: int) -> bool:
-        """Return whether to run a pass: it pays, nothing else drafts, or it is time to try one again.
+        """Return whether to run a pass for `rows` rows: it pays, nothing else drafts, or it is time to try one again.
 
-        `left`: the part of `reached` that the other sources leave open.
+        `left`: the part of the level's path probabilities, summed, that the other sources leave open.
         """
         gain = self._gain(depth).value if self._learn else MODEL_GAINS[0]
         alone = self._alone and not (depth and self._learn)

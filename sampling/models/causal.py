@@ -100,7 +100,8 @@ class CausalSession(Session):
 
         At least the last token of each row is fed. An error in the pass leaves an empty cache.
         """
-        return spread(self.score_reduced(rows, draft), self.reduced_ids, self.vocab_size, float("-inf"))
+        logits, ids = self.score_reduced(rows, draft), self.reduced_ids
+        return logits if ids is None else spread(logits, ids, self.vocab_size, float("-inf"))
 
     def score_reduced(self, rows: Rows, draft: Draft) -> Tensor:
         """`score` with the logits of the reduced vocabulary alone, [B, N+1, n]; of all ids if there is none."""
@@ -259,6 +260,8 @@ class CausalSession(Session):
     def _crop(self, lengths: list[int]) -> list[int]:
         """Keep `lengths` tokens of each row, or fewer if the next pass must start earlier; return the numbers kept."""
         most = self._cache.resume(max(lengths))
+        if most == self._cache.length and lengths == [*map(len, self._tokens)]:  # there is nothing to drop
+            return lengths
         lengths = [min(length, most) for length in lengths]
         for tokens, length in zip(self._tokens, lengths, strict=True):
             del tokens[length:]

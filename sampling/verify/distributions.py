@@ -81,7 +81,8 @@ class HostDistributions(Distributions):
         noise = (self.sampler.noise_key(key[0])[0], key[1]) if filters.temperature else None
         cut = (filters.temperature or 1.0, *filters[1:])
         visited, walks = descend(self.logits, row, node, tree.tokens, tree.parents, LIKELIEST, noise, *cut)
-        self._walked.update(zip(((row, each) for each in visited), walks, strict=False))
+        for each, walked in zip(visited, walks, strict=False):
+            self._walked[row, each] = walked
         token = walks[len(visited) - 1].drawn
         if token < 0:
             token = self.drawn(row, visited[-1], (key[0], key[1] + len(visited) - 1))

@@ -155,8 +155,11 @@ class Recalled(Source):
         self._learns = not (sampler.greedy or sampler.constraint is not None)
 
     def offers(self, node: Node) -> list[Offer]:
-        known = ((share, self._after.get(tuple(node.tail[-size:]), ())) for size, share in SHARES.items())
-        return [(token, share * p) for share, offers in known for token, p in offers if p > 0]
+        after, tail = self._after, node.tail
+        if not after:
+            return []
+        each = SHARES.items()
+        return [(token, s * p) for size, s in each for token, p in after.get(tuple(tail[-size:]), ()) if p > 0]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or not self._learns:
@@ -198,6 +201,7 @@ class CompiledLookUps:
     ) -> None:
         self._matches, self._tables, self._record = matches, tables and tables.known, Offers()
         self._address, self._tail = addressof(self._record), self._record.tail
+        self._find, self._pool = kernels().find_offers, kernels().pool_offers
         self._offers = memoryview(self._record).cast("B")[Offers.offers.offset :]
         self._numbers = array("d", [*CHANCE, *trust])
         chance = self._numbers.buffer_info()[0]
@@ -214,21 +218,21 @@ class CompiledLookUps:
         row = (0, 0) if self._matches is None else self._matches.texts[node.row].tokens.buffer_info()
         given = [(token, index, 0.0, p) for index, source in others for token, p in source.offers(node)[: OFFERED // 4]]
         self._tail[: len(node.tail)] = node.tail
-        return self._called("find_offers", given, node, noise, *row, len(node.tail), 0)
+        return self._called(self._find, given, node, noise, *row, len(node.tail), 0)
 
     def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: Noise) -> list[Candidate]:
         """Return the candidates after a node and a model's offers there as one distribution."""
         each = [*known, *((token, -1, p, p) for token, p in offers)]
-        return self._called("pool_offers", each, node, noise, 0, 0, 0, len(known))
+        return self._called(self._pool, each, node, noise, 0, 0, 0, len(known))
 
     def _called(
-        self, name: str, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: Noise, *numbers: int
+        self, function: Any, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: Noise, *numbers: int
     ) -> list[Candidate]:
         length, key, temperature = noise
         for count, offer in enumerate(offers):
             OFFER.pack_into(self._offers, OFFER.size * count, *offer)
         EACH.pack_into(self._record, ONCE.size, *numbers, len(offers), key, length + node.depth, temperature)
-        found = OFFER.iter_unpack(self._offers[: OFFER.size * getattr(kernels(), name)(self._address)])
+        found = OFFER.iter_unpack(self._offers[: OFFER.size * function(self._address)])
         return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
 
 
