@@ -241,12 +241,12 @@ class _Run:
     def propose(self, budget: Budget, keys: Keys) -> Draft:
         """Return the round's draft, without nodes if nothing may be drafted. Processes other than the first one get the
         trees alone."""
-        if is_first_process() and max(budget.depth_with_forced or budget.max_depth) > 0:
+        if max(budget.depth_with_forced or budget.max_depth) > 0:
             draft = self.drafter.propose(self.rows, budget, self.sampler.drafting(keys))
         else:
             draft = Draft.empty(len(self.rows))
         trees = broadcast(draft.trees)
-        return draft if is_first_process() else Draft(trees)
+        return draft if trees is draft.trees else Draft(trees)
 
     def decide(self, logits: Tensor, draft: Draft, keys: Keys) -> Verdict:
         """Return the verdict on a draft under the target's logits [B, N+1, V]."""

@@ -239,9 +239,8 @@ class DraftingSampler(SamplerView):
     def __init__(
         self, sampler: KeyedSampler, starts: Sequence[Sequence[int]], outer: "DraftingSampler | None" = None
     ) -> None:
-        super().__init__(sampler)
-        self._starts, self._outer = starts, outer
-        self.greedy, self.constraint = sampler.greedy, sampler.constraint
+        self._sampler, self._starts, self._outer = sampler, starts, outer
+        self.greedy, self.constraint, self.banned = sampler.greedy, sampler.constraint, sampler.banned
         self.biases, self.biased = sampler.biases, sampler.biased
 
     def draw(self, probs: Tensor, keys: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ Moves = Sequence[tuple[int, int, int]]
 Allocate = Callable[[int, int], int]  # rows, numbers in a row → the address of memory for so large a float32 matrix
 
 
+@cache
 def states_of(*hidden: Hidden) -> tuple[int, ...]:
     """Return the states that are wanted by any of these, each once."""
     each = [((-1,) if states else ()) if isinstance(states, bool) else states for states in hidden]

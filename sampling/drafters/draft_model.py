@@ -7,7 +7,9 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pkgutil import resolve_name
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -104,11 +106,11 @@ class ModelSource(Source):
             for node in nodes
             if node.depth - node.forced < self._depths[node.row] and node.depth < self._reaches[node.row]
         ]
-        watch = Stopwatch()  # the offers are on the host, so the device is done
+        began = perf_counter()  # the offers are on the host, so the device is done
         grows = self.session is not None and self.session.can_grow and self._expanded and len(self._active) == 1
         offers_of = self._drawn if self.draws else self._level if grows else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
-        self._seconds += watch.lap()
+        self._seconds += perf_counter() - began
         return [offers.get(node, []) for node in nodes]
 
     def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:
@@ -182,7 +184,7 @@ class ModelSource(Source):
 
     def _ranked(self, nodes: list[Node]) -> dict[Node, list[Offer]]:
         """Return the likeliest tokens after the likeliest node of each row."""
-        best = {node.row: node for node in sorted(nodes, key=lambda node: node.path)}
+        best = {node.row: node for node in sorted(nodes, key=attrgetter("path"))}
         if not self._expanded and len(best) == 1:
             self._expanded |= dict.fromkeys(best.values(), -1)
         if (

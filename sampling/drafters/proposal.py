@@ -259,12 +259,8 @@ def pooled(
 def tree_of(nodes: list[Node]) -> DraftTree:
     """Return the draft of these nodes."""
     index: dict[Node | None, int] = dict(zip(nodes, range(len(nodes)), strict=True))
-    return DraftTree.of(
-        [node.token for node in nodes],
-        [index.get(node.parent, -1) for node in nodes],
-        [node.source for node in nodes],
-        [node.prob for node in nodes],
-    )
+    each = [(node.token, index.get(node.parent, -1), node.source, node.prob) for node in nodes]
+    return DraftTree.of(*map(list, zip(*each, strict=True))) if each else DraftTree.of([])
 
 
 class ModelCall(NamedTuple):
@@ -319,7 +315,8 @@ class Proposer(Drafter):
             shared_noise=shared_noise,
             tree=tree,
         )
-        self._takes_trees = True
+        self._takes_trees, self._follows = True, False  # _follows: the model knows of this round
+        self._round: tuple[Rows, Rows, list[int], Sampler]
         self._leads: Rows = []
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row
@@ -359,8 +356,10 @@ class Proposer(Drafter):
         """Return a best-first tree of one row, or a chain for each row."""
         texts = prepended(self._leads, rows)
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
+        self._round, self._follows = (rows, texts, budget.max_depth, sampler), False
         for source in self.sources:
-            source.follow(rows, texts, budget.max_depth, sampler)
+            if source is not self.model:
+                source.follow(*self._round)
         self._noise, self._calls, self._offered, self._banned = NO_NOISE, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             self._noise = (len(rows[0]), *sampler.noise_key(self._ids[0]))
@@ -389,7 +388,7 @@ class Proposer(Drafter):
         """Add the tokens that may follow the nodes of a level."""
         model = self.model
         if model is not None and model.draws:
-            for node, offers in zip(level, model.expand(level), strict=True):
+            for node, offers in zip(level, self._expanded(model, level), strict=True):
                 for offer in offers:
                     growths[node.row].add_drawn(node, offer)
                     self._offered.append((node, []))
@@ -404,8 +403,9 @@ class Proposer(Drafter):
                 [candidate for candidate in each if node.state and node.state.after(candidate.token)]
                 for node, each in zip(level, looked_up, strict=True)
             ]
-        may_run_model = model is not None and (self._calls or level[0].depth == level[0].forced)
-        by_model: Iterable[list[Offer]] = self._run_model(level, looked_up) if may_run_model else repeat([])
+        by_model: Iterable[list[Offer]] = repeat([])
+        if model is not None and (self._calls or level[0].depth == level[0].forced):
+            by_model = self._run_model(model, level, looked_up)
         for node, known, offers in zip(level, looked_up, by_model, strict=False):
             share = 1.0 if offers or not node.depth else self._share
             if not offers:
@@ -447,22 +447,26 @@ class Proposer(Drafter):
 
     # -- a model beside the others ---------------------------------------------------------------
 
-    def _run_model(self, level: list[Node], known: list[list[Candidate]]) -> list[list[Offer]]:
+    def _expanded(self, model: Source, level: list[Node]) -> list[list[Offer]]:
+        """Return the model's offers after the nodes of a level; its first pass in a round begins the round for it."""
+        if not self._follows:
+            model.follow(*self._round)
+            self._follows = True
+        return model.expand(level)
+
+    def _run_model(self, model: Source, level: list[Node], known: list[list[Candidate]]) -> Iterable[list[Offer]]:
         """Return the model's offers after the nodes of a level; empty lists where its pass would not pay."""
-        nothing: list[list[Offer]] = [[] for _ in level]
         depth, worth = level[0].depth - level[0].forced, self._model_worth
-        if self.model is None or not self.model.sessions:
-            return nothing
-        if depth and self.model.whole:
-            return self.model.expand(level)
+        if depth and model.whole:
+            return self._expanded(model, level)
         rows = len({node.row for node in level}) if len(level) > 1 else 1
         first, left = dict[Node | None, int](), 0.0
         for node, each in zip(level, known, strict=True):
             likeliest = max(each, key=itemgetter(2)) if each else NOTHING
             first[node], left = likeliest.token, left + node.path * (1 - likeliest.p)
-        if not worth.pays(depth, left, rows):
-            return nothing
-        offers = self.model.expand(level)
+        if not worth.pays(depth, left, rows) or not model.sessions:
+            return repeat([])
+        offers = self._expanded(model, level)
         if any(offers):
             worth.ran()
             self._calls.append(ModelCall(depth, left, first))
@@ -479,7 +483,7 @@ class Proposer(Drafter):
             drafted = [drafted[0][: worthwhile(free, costs) + len(paths) - len(free)]]
             promised = sum(paths[: len(drafted[0])])
         self._drafted = drafted
-        call = self.model.call() if self.model else None
+        call = self.model.call() if self.model and self._follows else None
         return Draft(list(map(tree_of, drafted)), calls=() if call is None else (call,), promised=promised)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:

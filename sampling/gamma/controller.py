@@ -148,10 +148,11 @@ class Controller:
             self.pays = gamma > 0 and not (self._has_model and self._rounds_without_draft >= RETRY)
         if not gamma:
             return Budget([0] * len(rows))
+        rate = self._rate.value
         if known and self.tree and not probe:
-            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, self._rate.value)
+            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, rate)
         if known and self._has_model:
-            price = self.costs.model_cost * self._rate.value
+            price = self.costs.model_cost * rate
         return Budget([gamma] * len(rows), (probe or gamma) if self.tree else None, costs, price)
 
     def _probe(self) -> int:

@@ -8,6 +8,7 @@ matrix; x is the sum. The last keeps x, which is the head's own state. Knows nei
 import threading
 from array import array
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -124,7 +125,7 @@ class CompiledStep:
             state = (THEIRS, their_address + step * (at - 1)) if at <= valid else (OWN, own_address + width * (at - 1))
             before.append(state if at else (NONE, 0))
         # in one array: the rows, then whose state precedes each token, then the addresses of these states
-        numbers = array("q", [*fields, *(kind for kind, _ in before), *(address for _, address in before)])
+        numbers = array("q", [*fields, *chain(*zip(*before, strict=True))])
         rows = numbers.buffer_info()[0]
         kinds = rows + fed * ROW.itemsize
         with self._one_at_a_time:

@@ -11,7 +11,9 @@ keeps only the drawn token (token recycling, Luo et al., arXiv 2408.08696). None
 from array import array
 from collections.abc import Callable, Sequence
 from ctypes import addressof
-from itertools import repeat
+from functools import cache
+from itertools import chain, repeat
+from struct import Struct
 from typing import Any
 
 from sampling.drafters.draft_model import ModelSource, Respelled, source_of
@@ -48,6 +50,7 @@ SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
 OFFER, ONCE, EACH = packer("Offer"), packer("Offers", "longest", "model"), packer("Offers", "row", "temperature")
+_packs = cache(lambda count: Struct("@" + count * OFFER.format.removeprefix("@")))  # packs so many offers
 
 
 class TextSoFar:
@@ -222,15 +225,14 @@ class CompiledLookUps:
 
     def pool(self, node: Node, known: list[Candidate], offers: list[Offer], noise: Noise) -> list[Candidate]:
         """Return the candidates after a node and a model's offers there as one distribution."""
-        each = [*known, *((token, -1, p, p) for token, p in offers)]
+        each = [*known, *[(token, -1, p, p) for token, p in offers]]
         return self._called(self._pool, each, node, noise, 0, 0, 0, len(known))
 
     def _called(
         self, function: Any, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: Noise, *numbers: int
     ) -> list[Candidate]:
         length, key, temperature = noise
-        for count, offer in enumerate(offers):
-            OFFER.pack_into(self._offers, OFFER.size * count, *offer)
+        _packs(len(offers)).pack_into(self._offers, 0, *chain.from_iterable(offers))
         EACH.pack_into(self._record, ONCE.size, *numbers, len(offers), key, length + node.depth, temperature)
         found = OFFER.iter_unpack(self._offers[: OFFER.size * function(self._address)])
         return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
