@@ -266,10 +266,6 @@ def _range_cell(row: SummaryFields) -> str:
     return f"{min(each):.2f}-{times(max(each))}" if len(each) > 1 else "-"
 
 
-def _speedup_cell(row: SummaryFields) -> str:
-    return "disturbed" if row["speedup"] is None and row["disturbed"] else times(row["speedup"])
-
-
 def _differs_cell(row: SummaryFields) -> str:
     """Return how many answers differ from ar's, and how: "1/6 tie"."""
     if row["differs"] is None and not row["may_differ"]:
@@ -348,7 +344,13 @@ class SummaryRow(BaseModel, frozen=True):
     predicted_n: Annotated[Count, BenchColumn(lambda timed: timed.total.predicted_n)] = 0
     predicted_per_second: Annotated[Rate, BenchColumn(_rate, _rate_cell, methods="tok/s")] = Rate()
     speedup: Annotated[
-        AmountValue, BenchColumn(lambda timed: timed.speedup, _speedup_cell, methods="speed-up", speedups="median")
+        AmountValue,
+        BenchColumn(
+            lambda timed: timed.speedup,
+            lambda row: "disturbed" if row["speedup"] is None and row["disturbed"] else times(row["speedup"]),
+            methods="speed-up",
+            speedups="median",
+        ),
     ] = None
     disturbed: Annotated[Count, BenchColumn(lambda timed: timed.disturbed)] = 0
     speedup_per_repeat: Annotated[

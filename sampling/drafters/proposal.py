@@ -154,15 +154,16 @@ class Source:
 class Growth:
     """The nodes of one row, likeliest path first: at most `most` nodes and `depth` levels.
 
-    `floors[n]`: the probability that a path must exceed after `n` likelier ones. `wide`: nodes may have several
-    children. `depth_with_forced`: levels, with those that a constraint forces.
+    `nodes`: most nodes if the budget names no number. `wide`: nodes may have several children, each for its part of
+    the pass's cost. `depth_with_forced`: levels, with those that a constraint forces. `floors[n]`: the probability that
+    a path must exceed after `n` likelier ones.
     """
 
-    def __init__(self, root: Node, depth: int, most: int, floors: Sequence[float], least: float, wide: bool) -> None:
-        self.root, self.depth, self.most, self.floors, self.least, self.wide = root, depth, most, floors, least, wide
-        self.depth_with_forced = depth
-        self.kept: list[Node] = []
-        self._order: list[float] = []  # −path of each kept node, ascending
+    def __init__(self, root: Node, depth: int, budget: Budget, nodes: int | None, least: float, wide: bool) -> None:
+        self.root, self.depth, self.depth_with_forced, self.least, self.wide = root, depth, depth, least, wide
+        self.most = (budget.max_nodes or nodes or depth) if wide else depth
+        self.floors = floors_of(budget.costs, self.most) if wide and budget.costs else [-1.0] * (self.most + 1)
+        self.kept, self._order = list[Node](), list[float]()  # _order: −path of each kept node, ascending
 
     def add(self, parent: Node, candidates: Sequence[Candidate], reach: int, share: float = 1.0) -> None:
         """Add chosen children whose paths are likely enough; `share` scales their probabilities."""
@@ -263,15 +264,6 @@ def tree_of(nodes: list[Node]) -> DraftTree:
     return DraftTree.of(*map(list, zip(*each, strict=True))) if each else DraftTree.of([])
 
 
-class ModelCall(NamedTuple):
-    """A level at which the model ran: the probability that the other sources left open, and their likeliest token after
-    each node."""
-
-    depth: int
-    left: float
-    first: dict[Node | None, int]
-
-
 class Proposer(Drafter):
     """A drafter made of sources.
 
@@ -320,7 +312,9 @@ class Proposer(Drafter):
         self._leads: Rows = []
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row
-        self._calls: list[ModelCall] = []  # of this round
+        # Of each level at which the model ran in this round: its depth, the probability that the other sources left
+        # open, and their likeliest token after each node.
+        self._calls: list[tuple[int, float, dict[Node | None, int]]] = []
         self._offered: list[tuple[Node, list[Candidate]]] = []  # after each node that was examined in this round
         self._model_worth = ModelWorth(self._ratios, learn, alone=not self.lookups)
         self._noise, self._share = NO_NOISE, 1.0  # _share: of what is offered after drafted tokens, the part accepted
@@ -364,30 +358,24 @@ class Proposer(Drafter):
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             self._noise = (len(rows[0]), *sampler.noise_key(self._ids[0]))
         growths = [
-            self._growth(Node(row, text[-self._reach :]), depth, budget, wide)
+            Growth(Node(row, text[-self._reach :]), depth, budget, self.nodes, self.least, wide)
             for row, (text, depth) in enumerate(zip(texts, budget.max_depth, strict=True))
         ]
         if (constraint := sampler.constraint) is not None:
             for growth, text, most in zip(growths, rows, budget.depth_with_forced or budget.max_depth, strict=True):
                 growth.root.state, growth.depth_with_forced = constraint.at(text), most
         self._model_worth.begin(budget.opportunity_cost)
-        self._share = self._after_drafted.value
-        depth, level = 0, [growth.root for growth in growths if growth.depth_with_forced > 0]
+        self._share, depth = self._after_drafted.value, 0
+        level = [growth.root for growth in growths if growth.depth_with_forced > 0]
         while level:
             self._grow(growths, level if constraint is None else self._force(growths, level))
             depth += 1
             level = [*chain.from_iterable(map(Growth.level, growths, repeat(depth)))]
         return self._draft(growths, budget.costs if wide else None)
 
-    def _growth(self, root: Node, depth: int, budget: Budget, wide: bool) -> Growth:
-        most = (budget.max_nodes or self.nodes or depth) if wide else depth
-        floors = floors_of(budget.costs, most) if wide and budget.costs else [-1.0] * (most + 1)
-        return Growth(root, depth, most, floors, self.least, wide)
-
     def _grow(self, growths: list[Growth], level: list[Node]) -> None:
         """Add the tokens that may follow the nodes of a level."""
-        model = self.model
-        if model is not None and model.draws:
+        if (model := self.model) is not None and model.draws:
             for node, offers in zip(level, self._expanded(model, level), strict=True):
                 for offer in offers:
                     growths[node.row].add_drawn(node, offer)
@@ -469,7 +457,7 @@ class Proposer(Drafter):
         offers = self._expanded(model, level)
         if any(offers):
             worth.ran()
-            self._calls.append(ModelCall(depth, left, first))
+            self._calls.append((depth, left, first))
         return offers
 
     # -- the draft and its outcome ----------------------------------------------------------------

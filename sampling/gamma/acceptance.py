@@ -67,7 +67,7 @@ class Acceptance:
         """Count one round. `ended`: an accepted stop token closed the row, so the next position was not examined."""
         # All positions fade, so that one that is no longer drafted after bad luck recovers.
         for ratio in self._accepted:
-            ratio.fade(include_prior=True)
+            ratio.fade()
         for position in range(min(gamma, accepted if ended else accepted + 1, len(self._accepted))):
             self._count(position, float(accepted > position))
 

@@ -35,13 +35,12 @@ class RunningRatio:
         self._weight = min(WORTH, known)
         self._prior = self._weight * (guess * worth + self._past_actual) / known if known else 0.0
 
-    def fade(self, include_prior: bool = False) -> None:
-        """Lower the weight of earlier outcomes by a round; with `include_prior` that of the prior too."""
+    def fade(self) -> None:
+        """Lower the weight of earlier outcomes and of the prior by a round."""
         self._actual *= MEMORY
         self._expected *= MEMORY
-        if include_prior:
-            self._prior *= MEMORY
-            self._weight *= MEMORY
+        self._prior *= MEMORY
+        self._weight *= MEMORY
 
     def add(self, actual: float, expected: float = 1.0) -> None:
         """Count an outcome beside its expectation."""

@@ -254,7 +254,7 @@ class CausalSession(Session):
         length = max(map(len, self._tokens))
         if moves:
             self._each(lambda part: part.shift(moves, length))
-        else:
+        elif length < self._cache.length:
             self._shorten(length)
 
     def _crop(self, lengths: list[int]) -> list[int]:

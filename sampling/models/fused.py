@@ -48,6 +48,7 @@ from utils.objects import HfModel
 BLOCK = 16  # slots whose keys lie side by side
 STEP_OF_SCORES = 128  # slots by which the memory for scores grows
 NO_MOVES = array("q")
+MORE = slice(ROW_FIELDS.index("more"), None, len(ROW_FIELDS))  # of the fields of rows
 CALL = packer("Pass", "rows", "states_row")  # what differs from pass to pass
 
 
@@ -482,8 +483,8 @@ class FusedNetwork:
             fields += (token, seen + len(more) - 1, 0, slot, seen, 8 * len(others), len(more))
             others += more
         slots = array("q", others)
-        offsets = slice(ROW_FIELDS.index("more"), None, len(ROW_FIELDS))
-        fields[offsets] = [slots.buffer_info()[0] + offset for offset in fields[offsets]]
+        if others:
+            fields[MORE] = [slots.buffer_info()[0] + offset for offset in fields[MORE]]
         rows = array("q", fields)
         wanted = () if states is None else states_of(hidden)
         with self._one_at_a_time:

@@ -158,11 +158,8 @@ class Recalled(Source):
         self._learns = not (sampler.greedy or sampler.constraint is not None)
 
     def offers(self, node: Node) -> list[Offer]:
-        after, tail = self._after, node.tail
-        if not after:
-            return []
-        each = SHARES.items()
-        return [(token, s * p) for size, s in each for token, p in after.get(tuple(tail[-size:]), ()) if p > 0]
+        after, each = self._after, SHARES.items() if self._after else ()
+        return [(token, s * p) for n, s in each for token, p in after.get(tuple(node.tail[-n:]), ()) if p > 0]
 
     def observe(self, texts: Rows, paths: Rows, draft: Draft, verdict: Verdict) -> None:
         if len(texts) != 1 or not self._learns:
