@@ -59,13 +59,13 @@ def check_rows(traits: Traits, prompt: Rows) -> None:
 
 
 def lead(prompt: Rows, session: Session) -> Rows:
-    """Return the tokens that a drafter sees before each row: none, or the prompt if an encoder reads it."""
-    return [[] if session.source is None else list(row) for row in prompt]
+    """Return the tokens that a drafter sees before each row: [], or the prompts if an encoder reads them."""
+    return [] if session.source is None else [list(row) for row in prompt]
 
 
 def prepended(leads: Rows, rows: Rows) -> Rows:
     """Return the rows with the tokens before them."""
-    return [before + row for before, row in zip(leads, rows, strict=True)] if any(leads) else rows
+    return [before + row for before, row in zip(leads, rows, strict=True)] if leads else rows
 
 
 def parted(items: Sequence[Item], rows: Sequence[int]) -> list[Item]:

@@ -188,14 +188,12 @@ class Growth:
 
     def level(self, depth: int) -> list[Node]:
         """Return the nodes of this depth after which a further token may pay."""
-        return [
-            node
-            for count, node in enumerate(self.kept, start=1)
-            if node.depth == depth < self.depth_with_forced
-            and node.path >= self.least
-            and (count < self.most or not self.wide)
-            and node.path * NEXT_PROB > self.floors[count]
-        ]
+        nodes = list[Node]()
+        for count, node in enumerate(self.kept if depth < self.depth_with_forced else (), start=1):
+            wanted = node.depth == depth and node.path >= self.least and (count < self.most or not self.wide)
+            if wanted and node.path * NEXT_PROB > self.floors[count]:
+                nodes.append(node)
+        return nodes
 
 
 def _in_order(offers: list[tuple[float, int, int]]) -> list[Candidate]:
@@ -294,6 +292,9 @@ class Proposer(Drafter):
         self.model = next((source for source in sources if source.lm is not None), None)
         self._trust = [source.trust for source in sources]
         self.lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
+        # those that do anything in these steps of every round; the model follows when it is asked
+        self._following = [each for _, each in self.lookups if type(each).follow is not Source.follow]
+        self._observing = [each for each in self.sources if type(each).observe is not Source.observe]
         self._reach = max((source.reach for source in sources), default=1)
         self._ratios = Ratios() if ratios is None else ratios
         self._after_drafted = self._ratios.of("further", AFTER_DRAFTED, AFTER_DRAFTED_WORTH)
@@ -340,7 +341,10 @@ class Proposer(Drafter):
 
     def select(self, rows: Tensor) -> None:
         indices = rows.tolist()
-        self._leads, self._ids = [self._leads[row] for row in indices], [self._ids[row] for row in indices]
+        self._leads, self._ids = (
+            [self._leads[row] for row in indices if self._leads],
+            [self._ids[row] for row in indices],
+        )
         for source in self.sources:
             source.select(indices)
 
@@ -351,9 +355,8 @@ class Proposer(Drafter):
         texts = prepended(self._leads, rows)
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
         self._round, self._follows = (rows, texts, budget.max_depth, sampler), False
-        for source in self.sources:
-            if source is not self.model:
-                source.follow(*self._round)
+        for source in self._following:
+            source.follow(*self._round)
         self._noise, self._calls, self._offered, self._banned = NO_NOISE, [], [], sampler.banned
         if len(rows) == 1 and self.traits.shared_noise and not sampler.greedy:
             self._noise = (len(rows[0]), *sampler.noise_key(self._ids[0]))
@@ -478,7 +481,7 @@ class Proposer(Drafter):
         """Learn which offers were accepted."""
         drafted, self._drafted = self._drafted, []
         paths, texts = verdict.path, prepended(self._leads, rows)
-        for source in self.sources:
+        for source in self._observing:
             source.observe(texts, paths, draft, verdict)
         if len(rows) != 1 or not drafted or [node.token for node in drafted[0]] != draft.trees[0].tokens:
             return

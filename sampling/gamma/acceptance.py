@@ -22,7 +22,8 @@ def chain_accepted(step: Step) -> int:
 
 
 class Acceptance:
-    """Estimates of how far a drafter's drafts get, from past rounds.
+    """Estimates of how far a drafter's drafts get, from past rounds. `promised`: the share that is accepted of the
+    tokens which best-first trees promise.
 
     Args:
         limit: positions with an estimate each.
@@ -38,7 +39,7 @@ class Acceptance:
             for position, guess in enumerate(guesses)
         ]
         self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
-        self._promised = ratios.of("promised", PROMISED)
+        self.promised = ratios.of("promised", PROMISED)
         self._recent: list[float | None] = [None] * limit
         self._pending: deque[tuple[Step, int, Sequence[Step]]] = deque(maxlen=PENDING)
 
@@ -99,20 +100,6 @@ class Acceptance:
         """P(position j is drafted | gamma allows it): 1 for a drafter that always drafts."""
         self._catch_up()
         return [ratio.value for ratio in self._drafted]
-
-    # -- trees ----------------------------------------------------------------------------------
-
-    def learn_promise(self, accepted: int, promised: float) -> None:
-        """Compare the tokens that a best-first tree's probabilities promised with those accepted of it.
-
-        A round that promised nothing moves the ratio towards its prior, so that no drafter is dropped forever.
-        """
-        self._promised.learn(accepted if promised else 0, promised)
-
-    @property
-    def calibration(self) -> float:
-        """Share of promised tokens that is accepted."""
-        return self._promised.value
 
 
 def expected_tokens(alphas: Sequence[float]) -> list[float]:

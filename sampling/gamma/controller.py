@@ -150,7 +150,7 @@ class Controller:
             return Budget([0] * len(rows))
         rate = self._rate.value
         if known and self.tree and not probe:
-            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration, rate)
+            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.promised.value, rate)
         if known and self._has_model:
             price = self.costs.model_cost * rate
         return Budget([gamma] * len(rows), (probe or gamma) if self.tree else None, costs, price)
@@ -217,7 +217,8 @@ class Controller:
 
     def _loss(self, nodes: int) -> float:
         """Return the passes lost if a whole draft of this many nodes is rejected."""
-        return self._tokens_paid_for(nodes) * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
+        paid = min(nodes, 1) if self.tree else nodes  # a best-first tree costs c once
+        return paid * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
 
     def _affordable(self, wanted: int) -> int:
         """Return the most of `wanted` tokens whose loss the account allows."""
@@ -227,10 +228,6 @@ class Controller:
         if self._loss(wanted) <= left:
             return wanted
         return bisect(range(1, wanted), left, key=self._loss)  # the loss never falls with the nodes
-
-    def _tokens_paid_for(self, drafted: int) -> int:
-        """Return how many of the drafted tokens cost c; a best-first tree costs c once."""
-        return min(drafted, 1) if self.tree else drafted
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -249,16 +246,17 @@ class Controller:
         slowest, ran_model = steps[0] if len(steps) == 1 else self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
-        paid = self._tokens_paid_for(max(1, drafted)) if allowed and ran_model >= self._has_model else 0
+        paid = (1 if self.tree else max(1, drafted)) if allowed and ran_model >= self._has_model else 0
         pass_s = model_s / passes if passes else 0.0
         further_s = pass_s * (passes - 1) if passes and self.tree else 0.0
         idle = self._rounds_since_model if self.costs.drafting_known else self._rounds_since_draft
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
-        expected = 1 + self.acceptance.calibration * promised if promised else float(tokens)
+        expected = 1 + self.acceptance.promised.value * promised if promised else float(tokens)
         self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s, verify_s)
         self._rounds_since_model = 0 if (ran_model if self._has_model else allowed) else self._rounds_since_model + 1
         if self.tree and len(steps) == 1:
-            self.acceptance.learn_promise(len(slowest.path), promised)
+            # a round that promised nothing moves the ratio towards its prior: no drafter is dropped forever
+            self.acceptance.promised.learn(len(slowest.path) if promised else 0, promised)
         self._rounds_since_plain = 0 if drafted == 0 else self._rounds_since_plain + 1
         if allowed == 0:
             self._rounds_since_draft += 1

@@ -4,10 +4,11 @@ model runs. Knows probabilities and prices; no tokens, no sources and no clock.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 
 from sampling.gamma.constants import DEFAULT_PRICE, MAX_PROB, MODEL_GAIN_WORTH, MODEL_GAINS, RETRY
-from sampling.gamma.ratios import Ratios, RunningRatio
+from sampling.gamma.ratios import Ratios
 from sampling.types import NodeCosts
 
 
@@ -46,7 +47,9 @@ class ModelWorth:
     """
 
     def __init__(self, ratios: Ratios, learn: bool, alone: bool) -> None:
-        self._ratios, self._learn, self._alone = ratios, learn, alone
+        # Of a depth: tokens that a pass brings there, over the probability that the others leave.
+        self._gain = cache(lambda depth: ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH))
+        self._learn, self._alone = learn, alone
         self._price, self._rounds_without = DEFAULT_PRICE, 0
 
     def begin(self, price: float | None) -> None:
@@ -71,7 +74,3 @@ class ModelWorth:
     def learn(self, depth: int, tokens: int, left: float) -> None:
         """Learn what a pass at this depth brought beyond the other sources."""
         self._gain(depth).learn(tokens, left)
-
-    def _gain(self, depth: int) -> RunningRatio:
-        """Return tokens that a pass brings at this depth, over the probability that the others leave."""
-        return self._ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH)

@@ -26,7 +26,7 @@ UNKNOWN = -1  # in place of a token that is on the device only
 
 class Pending(NamedTuple):
     """Tokens of a row that the last pass read: `fed` committed ones, whose slots end before `end`, and the nodes of a
-    draft from there on. `whole`: the draft is a chain, which stays unless a path is given."""
+    draft from there on. `whole`: a draft that is a chain stays unless a path is given."""
 
     fed: int
     end: int
@@ -227,9 +227,7 @@ class CausalSession(Session):
     def _note(self, feed: Rows, trees: Sequence[DraftTree], ends: list[int]) -> None:
         """Note the slots that the pass filled: each row's fed tokens lie before its slot in `ends`, nodes from there
         on."""
-        self._pending = [
-            Pending(len(new), end, tree, tree.is_chain) for new, tree, end in zip(feed, trees, ends, strict=True)
-        ]
+        self._pending = [Pending(len(new), end, tree, True) for new, tree, end in zip(feed, trees, ends, strict=True)]
         for tokens, new in zip(self._tokens, feed, strict=True):
             tokens.extend(new)
 
@@ -246,7 +244,7 @@ class CausalSession(Session):
         moves: list[tuple[int, int, int]] = []
         for row, (tokens, (fed, end, tree, whole)) in enumerate(zip(self._tokens, pending, strict=True)):
             first = len(tokens)
-            path = paths[row] if paths is not None else range(len(tree.tokens)) if whole else ()
+            path = paths[row] if paths is not None else range(len(tree.tokens)) if whole and tree.is_chain else ()
             tokens += [tree.tokens[node] for node in path]
             if end != first:
                 moves += [(row, end - fed + index, first - fed + index) for index in range(fed)]

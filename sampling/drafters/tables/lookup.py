@@ -229,7 +229,8 @@ class CompiledLookUps:
         self, function: Any, offers: Sequence[tuple[int, int, float, float]], node: Node, noise: Noise, *numbers: int
     ) -> list[Candidate]:
         length, key, temperature = noise
-        _packs(len(offers)).pack_into(self._offers, 0, *chain.from_iterable(offers))
+        if offers:
+            _packs(len(offers)).pack_into(self._offers, 0, *chain.from_iterable(offers))
         EACH.pack_into(self._record, ONCE.size, *numbers, len(offers), key, length + node.depth, temperature)
         found = OFFER.iter_unpack(self._offers[: OFFER.size * function(self._address)])
         return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
