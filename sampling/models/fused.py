@@ -410,7 +410,7 @@ class FusedNetwork:
             norm=self._record.gain(trunk.norm, facts.family),
             narrow=bool(head.narrow),
         )
-        self._table = self._record.describe(trunk.layers, head, family=facts.family)
+        self._table = [*self._record.describe(trunk.layers, head, family=facts.family)]  # each made once
         for layer, window, kind in zip(self._table, facts.windows, facts.kinds, strict=True):
             layer.window, layer.table = window, -1 if kind is None else kinds.index(kind)
         libc = ctypes.CDLL(None)
