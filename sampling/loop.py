@@ -218,8 +218,7 @@ class _Run:
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the
         drafter has taken before."""
-        clock = self.clock.start()
-        keys = [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
+        clock, keys = self.clock.start(), [(number, len(row)) for number, row in zip(self.ids, self.rows, strict=True)]
         wanted, budget = self._budgets()
         clock.lap("overhead")
         draft = self.propose(budget, keys)

@@ -240,9 +240,9 @@ class Controller:
             allowed, drafted = max(allowed, step.gamma), max(drafted, len(step.drafted))
             draft_s, verify_s = draft_s + step.draft_s, verify_s + step.verify_s
             sample_s += step.sample_s + step.overhead_s  # longer in rounds with drafts
-            if own := step.calls[:-1]:  # the last is the target's
-                passes = max(passes, sum([call.passes for call in own]))
-                model_s += sum([call.seconds for call in own])
+            own = step.calls[:-1]  # the last is the target's
+            passes = max(passes, sum([call.passes for call in own])) if own else passes
+            model_s += sum([call.seconds for call in own]) if own else 0.0
         slowest, ran_model = steps[0] if len(steps) == 1 else self._slowest(steps), passes > 0
         tokens = len(slowest.path) + (slowest.token is not None)
         self._has_model = self._has_model or ran_model
