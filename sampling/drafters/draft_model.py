@@ -106,11 +106,11 @@ class ModelSource(Source):
             for node in nodes
             if node.depth - node.forced < self._depths[node.row] and node.depth < self._reaches[node.row]
         ]
-        began = perf_counter()  # the offers are on the host, so the device is done
+        began = perf_counter()
         grows = self.session is not None and self.session.can_grow and self._expanded and len(self._active) == 1
         offers_of = self._drawn if self.draws else self._level if grows else self._ranked
         offers: dict[Node, list[Offer]] = offers_of(within) if within else {}
-        self._seconds += perf_counter() - began
+        self._seconds += perf_counter() - began  # the offers are on the host, so the device is done
         return [offers.get(node, []) for node in nodes]
 
     def considered(self, node: Node, count: int, tokens: Sequence[int]) -> tuple[Proposal, ...]:

@@ -126,7 +126,8 @@ class Source:
         """Offer nothing in this answer."""
 
     def follow(self, rows: Rows, texts: Rows, depths: list[int], sampler: Sampler) -> None:
-        """Begin a round. `texts` are the rows with the tokens that precede them, `depths` the most levels of each."""
+        """Begin a round, for a model before its first pass in it. `texts` are the rows with the tokens that precede
+        them, `depths` the most levels of each."""
 
     def offers(self, node: Node) -> list[Offer]:
         """Return the tokens that may follow a node. For a source without a model."""
@@ -154,9 +155,9 @@ class Source:
 class Growth:
     """The nodes of one row, likeliest path first: at most `most` nodes and `depth` levels.
 
-    `nodes`: most nodes if the budget names no number. `wide`: nodes may have several children, each for its part of
-    the pass's cost. `depth_with_forced`: levels, with those that a constraint forces. `floors[n]`: the probability that
-    a path must exceed after `n` likelier ones.
+    `nodes`: most nodes if the budget names no number. `least`: paths less likely than this are not kept. `wide`: nodes
+    may have several children, and each must be worth what it costs. `depth_with_forced`: levels, with those that a
+    constraint forces. `floors[n]`: the probability that a path must exceed after `n` likelier ones.
     """
 
     def __init__(self, root: Node, depth: int, budget: Budget, nodes: int | None, least: float, wide: bool) -> None:
@@ -308,7 +309,7 @@ class Proposer(Drafter):
             shared_noise=shared_noise,
             tree=tree,
         )
-        self._takes_trees, self._follows = True, False  # _follows: the model knows of this round
+        self._takes_trees, self._model_follows = True, False  # _model_follows: the model knows of this round
         self._round: tuple[Rows, Rows, list[int], Sampler]
         self._leads: Rows = []
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
@@ -354,7 +355,7 @@ class Proposer(Drafter):
         """Return a best-first tree of one row, or a chain for each row."""
         texts = prepended(self._leads, rows)
         wide = self.traits.tree and len(rows) == 1 and self._takes_trees
-        self._round, self._follows = (rows, texts, budget.max_depth, sampler), False
+        self._round, self._model_follows = (rows, texts, budget.max_depth, sampler), False
         for source in self._following:
             source.follow(*self._round)
         self._noise, self._calls, self._offered, self._banned = NO_NOISE, [], [], sampler.banned
@@ -378,8 +379,8 @@ class Proposer(Drafter):
 
     def _grow(self, growths: list[Growth], level: list[Node]) -> None:
         """Add the tokens that may follow the nodes of a level."""
-        if (model := self.model) is not None and model.draws:
-            for node, offers in zip(level, self._expanded(model, level), strict=True):
+        if (model := self.model) is not None and model.draws:  # asked in a level of forced tokens too: its round begins
+            for node, offers in zip(level, self._model_offers(model, level), strict=True):
                 for offer in offers:
                     growths[node.row].add_drawn(node, offer)
                     self._offered.append((node, []))
@@ -438,18 +439,18 @@ class Proposer(Drafter):
 
     # -- a model beside the others ---------------------------------------------------------------
 
-    def _expanded(self, model: Source, level: list[Node]) -> list[list[Offer]]:
+    def _model_offers(self, model: Source, level: list[Node]) -> list[list[Offer]]:
         """Return the model's offers after the nodes of a level; its first pass in a round begins the round for it."""
-        if not self._follows:
+        if not self._model_follows:
             model.follow(*self._round)
-            self._follows = True
+            self._model_follows = True
         return model.expand(level)
 
     def _run_model(self, model: Source, level: list[Node], known: list[list[Candidate]]) -> Iterable[list[Offer]]:
-        """Return the model's offers after the nodes of a level; empty lists where its pass would not pay."""
+        """Return the model's offers after the nodes of a level; nothing where its pass would not pay."""
         depth, worth = level[0].depth - level[0].forced, self._model_worth
         if depth and model.whole:
-            return self._expanded(model, level)
+            return self._model_offers(model, level)
         rows = len({node.row for node in level}) if len(level) > 1 else 1
         first, left = dict[Node | None, int](), 0.0
         for node, each in zip(level, known, strict=True):
@@ -457,7 +458,7 @@ class Proposer(Drafter):
             first[node], left = likeliest.token, left + node.path * (1 - likeliest.p)
         if not worth.pays(depth, left, rows) or not model.sessions:
             return repeat([])
-        offers = self._expanded(model, level)
+        offers = self._model_offers(model, level)
         if any(offers):
             worth.ran()
             self._calls.append((depth, left, first))
@@ -474,7 +475,7 @@ class Proposer(Drafter):
             drafted = [drafted[0][: worthwhile(free, costs) + len(paths) - len(free)]]
             promised = sum(paths[: len(drafted[0])])
         self._drafted = drafted
-        call = self.model.call() if self.model and self._follows else None
+        call = self.model.call() if self.model and self._model_follows else None
         return Draft(list(map(tree_of, drafted)), calls=() if call is None else (call,), promised=promised)
 
     def observe(self, rows: Rows, draft: Draft, verdict: Verdict) -> None:

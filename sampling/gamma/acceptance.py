@@ -22,8 +22,8 @@ def chain_accepted(step: Step) -> int:
 
 
 class Acceptance:
-    """Estimates of how far a drafter's drafts get, from past rounds. `promised`: the share that is accepted of the
-    tokens which best-first trees promise.
+    """Estimates of how far a drafter's drafts get, from past rounds. `calibration`: the share that is accepted of
+    the tokens which best-first trees promise.
 
     Args:
         limit: positions with an estimate each.
@@ -39,7 +39,7 @@ class Acceptance:
             for position, guess in enumerate(guesses)
         ]
         self._drafted = [ratios.of(("drafted", position), 1.0) for position in range(limit)]
-        self.promised = ratios.of("promised", PROMISED)
+        self.calibration = ratios.of("promised", PROMISED)
         self._recent: list[float | None] = [None] * limit
         self._pending: deque[tuple[Step, int, Sequence[Step]]] = deque(maxlen=PENDING)
 
@@ -48,8 +48,6 @@ class Acceptance:
         self._catch_up()
         self.ratios.begin()
         self._recent = [None] * len(self._accepted)
-
-    # -- chains ---------------------------------------------------------------------------------
 
     def learn(self, step: Step, gamma: int, steps: Sequence[Step]) -> None:
         """Learn from one round, of whose `steps` `step` is the slowest row's. `gamma`: tokens allowed, the most of any

@@ -5,8 +5,8 @@ A chain of γ tokens is expected to bring, in tokens per plain pass,
     (1 + Σ_j ∏_{i≤j} α_i) / (γ·c + v(γ+1))
 
 and the controller takes the γ that maximises this. A best-first tree knows the probability of each node, so its budget
-only gives the costs of a node (:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c and
-v(n) from sampling/gamma/costs.py. Knows no drafter, no tokens and no clock.
+gives bounds and the costs of a node (:class:`sampling.types.NodeCosts`). α comes from sampling/gamma/acceptance.py, c
+and v(n) from sampling/gamma/costs.py. Knows no drafter, no tokens and no clock.
 
 **Why the text stays lossless.** The budget of a round is settled before its first draft is drawn, from rounds whose
 tokens are all committed: it is a function of the prefix and of clocks. Given the prefix, a round with any budget emits
@@ -150,7 +150,7 @@ class Controller:
             return Budget([0] * len(rows))
         rate = self._rate.value
         if known and self.tree and not probe:
-            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.promised.value, rate)
+            costs = NodeCosts(self.costs.v(gamma + 1), self.acceptance.calibration.value, rate)
         if known and self._has_model:
             price = self.costs.model_cost * rate
         return Budget([gamma] * len(rows), (probe or gamma) if self.tree else None, costs, price)
@@ -251,12 +251,12 @@ class Controller:
         further_s = pass_s * (passes - 1) if passes and self.tree else 0.0
         idle = self._rounds_since_model if self.costs.drafting_known else self._rounds_since_draft
         self.costs.add(drafted + 1, paid, idle, draft_s - further_s, verify_s, pass_s, sample_s)
-        expected = 1 + self.acceptance.promised.value * promised if promised else float(tokens)
+        expected = 1 + self.acceptance.calibration.value * promised if promised else float(tokens)
         self._charge(tokens, expected, drafted, paid, draft_s if allowed else 0.0, further_s, verify_s)
         self._rounds_since_model = 0 if (ran_model if self._has_model else allowed) else self._rounds_since_model + 1
         if self.tree and len(steps) == 1:
             # a round that promised nothing moves the ratio towards its prior: no drafter is dropped forever
-            self.acceptance.promised.learn(len(slowest.path) if promised else 0, promised)
+            self.acceptance.calibration.learn(len(slowest.path) if promised else 0, promised)
         self._rounds_since_plain = 0 if drafted == 0 else self._rounds_since_plain + 1
         if allowed == 0:
             self._rounds_since_draft += 1

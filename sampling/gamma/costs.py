@@ -72,9 +72,9 @@ class Costs:
     """Running estimates of c and v(n).
 
     `references`: 1-token passes that were timed, earlier ones included. `reach`: the widest pass that was measured or
-    given; 1 at first. `c`: the seed, or a guess, before two drafted tokens were timed; `drafting_known`: it is no
-    guess. `model_cost`: a pass of the drafter's model; c before one was timed. `waking`: c of the first token after
-    idle rounds, which includes reading the missed tokens.
+    given; 1 at first. `c`: the seed, or a guess, before it is measured; `drafting_known`: it is no guess.
+    `model_cost`: a pass of the drafter's model, before it is measured c. `waking`: c of the first token after idle
+    rounds, which includes reading the missed tokens; c before it is measured, and never less.
 
     Args:
         c: an earlier measurement of c.
@@ -113,7 +113,7 @@ class Costs:
         self._runs_model = False  # whether c counts only rounds in which the drafter ran a model
         self._prior = {1: 1.0, **seeds}
         self._batches: dict[int, Costs] = {1: self}
-        self._read_off()
+        self._note_figures()
         self._v: list[float] = []
         self._tabled: dict[int, float] = {}  # the medians from which `_v` was computed
         self._usual = 0.0  # T(1), 0: to be worked out again
@@ -172,9 +172,9 @@ class Costs:
             (self._waking if idle >= IDLE else self._drafting).add(spent / drafted)
         if ran_model and idle < IDLE:  # after idle rounds its pass also reads the tokens that it missed
             self._model.add(model_s / plain)
-        self._read_off()
+        self._note_figures()
 
-    def _read_off(self) -> None:
+    def _note_figures(self) -> None:
         """Set the figures that every round asks for."""
         drafting, model, waking = self._drafting, self._model, self._waking
         self.references = self._passes[1].count + self._timed

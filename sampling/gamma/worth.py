@@ -48,7 +48,7 @@ class ModelWorth:
 
     def __init__(self, ratios: Ratios, learn: bool, alone: bool) -> None:
         # Of a depth: tokens that a pass brings there, over the probability that the others leave.
-        self._gain = cache(lambda depth: ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH))
+        self._gain_at = cache(lambda depth: ratios.of(("gain", depth), MODEL_GAINS[depth > 0], MODEL_GAIN_WORTH))
         self._learn, self._alone = learn, alone
         self._price, self._rounds_without = DEFAULT_PRICE, 0
 
@@ -62,7 +62,7 @@ class ModelWorth:
 
         `left`: the part of the level's path probabilities, summed, that the other sources leave open.
         """
-        gain = self._gain(depth).value if self._learn else MODEL_GAINS[0]
+        gain = self._gain_at(depth).value if self._learn else MODEL_GAINS[0]
         alone = self._alone and not (depth and self._learn)
         retry = not depth and self._learn and self._rounds_without > RETRY and left > 1 - MAX_PROB
         return gain * left > self._price * rows or alone or retry
@@ -73,4 +73,4 @@ class ModelWorth:
 
     def learn(self, depth: int, tokens: int, left: float) -> None:
         """Learn what a pass at this depth brought beyond the other sources."""
-        self._gain(depth).learn(tokens, left)
+        self._gain_at(depth).learn(tokens, left)

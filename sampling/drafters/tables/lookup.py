@@ -50,7 +50,7 @@ SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
 OFFER, ONCE, EACH = packer("Offer"), packer("Offers", "longest", "model"), packer("Offers", "row", "temperature")
-_packs = cache(lambda count: Struct("@" + count * OFFER.format.removeprefix("@")))  # packs so many offers
+_packer_of = cache(lambda count: Struct("@" + count * OFFER.format.removeprefix("@")))  # packs so many offers
 
 
 class TextSoFar:
@@ -230,7 +230,7 @@ class CompiledLookUps:
     ) -> list[Candidate]:
         length, key, temperature = noise
         if offers:
-            _packs(len(offers)).pack_into(self._offers, 0, *chain.from_iterable(offers))
+            _packer_of(len(offers)).pack_into(self._offers, 0, *chain.from_iterable(offers))
         EACH.pack_into(self._record, ONCE.size, *numbers, len(offers), key, length + node.depth, temperature)
         found = OFFER.iter_unpack(self._offers[: OFFER.size * function(self._address)])
         return list(map(tuple.__new__, repeat(Candidate), found))  # Candidate._make without Python code for each
