@@ -126,7 +126,8 @@ class KeyedSampler(Sampler):
             f"draft_sampling must be law or greedy, got {draft_sampling!r}": draft_sampling not in ("law", "greedy"),
         }
         raise_first(cases, UserError)
-        self.processor, self.seed, self._stream = processor, seed, _part(_mix((seed + _GOLDEN) & _WORD), _TARGET)
+        self.processor, self.seed, stream = processor, seed, _part(_mix((seed + _GOLDEN) & _WORD), _TARGET)
+        self._key_of = cache(lambda row: _part(stream, row))
         self.coupling, self.draft_sampling, self.constraint = coupling, draft_sampling, constraint
         self.biases = bool(getattr(processor, "logit_bias", None))
         self.banned = processor.banned if self.biases else frozenset()
@@ -138,7 +139,7 @@ class KeyedSampler(Sampler):
             self.filters = Filters(processor.temperature, processor.top_k, processor.top_p, processor.min_p)
 
     def noise_key(self, row: int) -> tuple[int, float]:
-        return _part(self._stream, row), self.processor.temperature
+        return self._key_of(row), self.processor.temperature
 
     def biased(self, logits: Tensor, ids: Tensor | None = None) -> Tensor:
         return self.processor.biased(logits, ids) if self.biases else logits
