@@ -69,6 +69,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 40 else text[:39] + "…"
 
 
+def printable(line: str) -> str:
+    """Return a line of an error, in which what is typed or in a file may stand, with unprintable characters escaped."""
+    return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in line)
+
+
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name most like `word`, or None if none is near; leading slashes and dashes do not count."""
     bare = {name.lstrip("/-"): name for name in sorted(set(names))}

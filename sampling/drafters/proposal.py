@@ -310,7 +310,6 @@ class Proposer(Drafter):
             tree=tree,
         )
         self._takes_trees, self._model_follows = True, False  # _model_follows: the model knows of this round
-        self._round: tuple[Rows, Rows, list[int], Sampler]
         self._leads: Rows = []
         self._ids: list[int] = []  # the caller's numbers of the rows, which key the noise
         self._drafted: list[list[Node]] = []  # nodes of the last draft, by row

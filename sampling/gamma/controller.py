@@ -217,8 +217,8 @@ class Controller:
 
     def _loss(self, nodes: int) -> float:
         """Return the passes lost if a whole draft of this many nodes is rejected."""
-        paid = min(nodes, 1) if self.tree else nodes  # a best-first tree costs c once
-        return paid * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
+        # a best-first tree costs c once
+        return (min(nodes, 1) if self.tree else nodes) * self._draft_cost + self.costs.v(nodes + 1)[-1] - 1
 
     def _affordable(self, wanted: int) -> int:
         """Return the most of `wanted` tokens whose loss the account allows."""

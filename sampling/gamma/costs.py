@@ -176,13 +176,12 @@ class Costs:
 
     def _note_figures(self) -> None:
         """Set the figures that every round asks for."""
-        drafting, model, waking = self._drafting, self._model, self._waking
         self.references = self._passes[1].count + self._timed
-        self.drafting_known = self._seeded or drafting.count >= MEASURED
+        self.drafting_known = self._seeded or self._drafting.count >= MEASURED
         self.reach = self._reach if self.references or self._seeds else 1
-        self.c = drafting.median if self.drafting_known else DRAFT_COST
-        self.model_cost = model.median if model.count >= MEASURED else self.c
-        self.waking = max(self.c, waking.median) if waking.count >= MEASURED else self.c
+        self.c = self._drafting.median if self.drafting_known else DRAFT_COST
+        self.model_cost = self._model.median if self._model.count >= MEASURED else self.c
+        self.waking = max(self.c, self._waking.median) if self._waking.count >= MEASURED else self.c
 
     def _add_pass(self, width: int, seconds: float) -> None:
         if (samples := self._passes.get(width)) is None:

@@ -27,7 +27,7 @@ from utils.catalogue.specs import (
     source_of,
     unknown_member,
 )
-from utils.errors import UsageError, UserError, did_you_mean, holding, shown
+from utils.errors import UsageError, UserError, did_you_mean, holding, printable, shown
 from utils.files import read_object
 from utils.objects import Json
 
@@ -80,7 +80,7 @@ def load_catalogue(path: str | Path, known: KnownNames) -> Catalogue:
     except OSError as error:
         raise UsageError(f"cannot read the catalogue {file}: {' '.join(str(error).split())}") from error
     except YamlError as problem:
-        raise UsageError(f"{file}:{problem}") from problem
+        raise UsageError(printable(f"{file}:{problem}")) from problem
     return _Reader(file, tree, known).catalogue()
 
 
@@ -185,7 +185,7 @@ class _Reader:
 
     def wrong(self, path: Where, text: str) -> UsageError:
         """Return the error for a mistake under `path`, in one line."""
-        return UsageError(f"{self.file}:{self.tree.line(path)}: {text}")
+        return UsageError(printable(f"{self.file}:{self.tree.line(path)}: {text}"))
 
 
 _MODEL = "a model (id, folder, file or mapping)"

@@ -343,6 +343,7 @@ _WHOLE = (GOOD.encode(), SHIPPED.read_bytes())
 )
 @settings(max_examples=300, deadline=None)
 @example(_WHOLE[0], [(0.5, 3, b"\x1b")])
+@example(_WHOLE[0], [(0.0, 0, b"\xde\xb2")])  # U+07B2, which no font has
 def test_a_changed_catalogue_is_read_or_refused_in_one_line(tmp_path_factory, text, changes):
     """Each change takes bytes out somewhere and puts others in. Nothing but a catalogue or a UsageError comes out."""
     for place, count, piece in changes:
