@@ -44,7 +44,7 @@ class CausalSession(Session):
     lm: "CausalLM"  # that opened it
 
     def __init__(self, network: Network, prompt: Rows, vocab_size: int, hidden: Hidden) -> None:
-        self.network, self.initial, self.device = network, prompt, network.device
+        self.network, self._ragged, self.initial, self.device = network, network.ragged, prompt, network.device
         self.takes_trees = network.takes_trees
         self._by_length: LengthTables | None = getattr(network, "by_length", None)
         self.can_step = self._by_length is None
@@ -142,7 +142,7 @@ class CausalSession(Session):
         return logits if logits.shape[-1] == self.columns else logits[..., : self.columns]
 
     def _forward(self, feed: Rows, trees: Sequence[DraftTree]) -> Tensor:
-        if len(feed) > 1 or (network := self.network.ragged) is None:
+        if len(feed) > 1 or (network := self._ragged) is None:
             return self._together(feed, trees)
         states = None if self._hidden is None else self._hidden.allocate
         logits = network.of_one_row(feed[0], trees[0], self._cache, self.keeps_hidden, states)
@@ -174,7 +174,7 @@ class CausalSession(Session):
         lengths, mask = self.held(), None
         chains = all(tree.is_chain for tree in trees)
         level = len({*lengths}) == len({*map(len, feed)}) == len({*sizes}) == 1
-        if chains and not level and (ragged := self.network.ragged) is not None:
+        if chains and not level and (ragged := self._ragged) is not None:
             return self._by_width(ragged, feed if ids is None else ids.tolist(), trees, lengths)
         if chains and level:
             positions = torch.arange(start, start + width + count).expand(len(feed), -1)
