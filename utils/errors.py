@@ -70,7 +70,7 @@ def shown(value: object) -> str:
 
 
 def printable(line: str) -> str:
-    """Return a line of an error, in which what is typed or in a file may stand, with unprintable characters escaped."""
+    """Return an error's line, which may quote a file or a typed word, with unprintable characters escaped."""
     return "".join(letter if letter.isprintable() else f"\\u{ord(letter):04x}" for letter in line)
 
 

@@ -293,7 +293,7 @@ class Proposer(Drafter):
         self.model = next((source for source in sources if source.lm is not None), None)
         self._trust = [source.trust for source in sources]
         self.lookups = [(index, source) for index, source in enumerate(sources) if source is not self.model]
-        # those that do anything in these steps of every round; the model follows when it is asked
+        # those that do anything in these steps of every round; the model follows before its first pass
         self._following = [each for _, each in self.lookups if type(each).follow is not Source.follow]
         self._observing = [each for each in self.sources if type(each).observe is not Source.observe]
         self._reach = max((source.reach for source in sources), default=1)
@@ -368,8 +368,8 @@ class Proposer(Drafter):
             for growth, text, most in zip(growths, rows, budget.depth_with_forced or budget.max_depth, strict=True):
                 growth.root.state, growth.depth_with_forced = constraint.at(text), most
         self._model_worth.begin(budget.opportunity_cost)
-        self._share, depth = self._after_drafted.value, 0
-        level = [growth.root for growth in growths if growth.depth_with_forced > 0]
+        self._share = self._after_drafted.value
+        depth, level = 0, [growth.root for growth in growths if growth.depth_with_forced > 0]
         while level:
             self._grow(growths, level if constraint is None else self._force(growths, level))
             depth += 1
@@ -378,7 +378,7 @@ class Proposer(Drafter):
 
     def _grow(self, growths: list[Growth], level: list[Node]) -> None:
         """Add the tokens that may follow the nodes of a level."""
-        if (model := self.model) is not None and model.draws:  # asked in a level of forced tokens too: its round begins
+        if (model := self.model) is not None and model.draws:  # in a level of forced tokens too, so that it follows
             for node, offers in zip(level, self._model_offers(model, level), strict=True):
                 for offer in offers:
                     growths[node.row].add_drawn(node, offer)

@@ -20,7 +20,7 @@ def worthwhile(paths: Sequence[float], costs: NodeCosts | None) -> int:
     if costs is None:
         return len(paths)
     count, gain, most = 0, 0.0, 0.0
-    for number, (path, width, wider) in enumerate(zip(paths, costs.v, costs.v[1:], strict=False), start=1):
+    for number, (path, (width, wider)) in enumerate(zip(paths, pairwise(costs.v), strict=False), start=1):
         gain += costs.calibration * path - costs.rate * (wider - width)
         if gain > most:
             count, most = number, gain

@@ -50,7 +50,7 @@ SHARES = {2: 0.6, 1: 0.3}
 COUNTED = 0.5  # weight of counted and recalled tokens beside a model's; a match has 1
 CHOICES = 4  # likeliest tokens kept for a context
 OFFER, ONCE, EACH = packer("Offer"), packer("Offers", "longest", "model"), packer("Offers", "row", "temperature")
-_packer_of = cache(lambda count: Struct("@" + count * OFFER.format.removeprefix("@")))  # packs so many offers
+_packer_of = cache(lambda count: Struct("@" + count * OFFER.format.removeprefix("@")))  # packs `count` offers
 
 
 class TextSoFar:
