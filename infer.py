@@ -24,4 +24,5 @@ if __name__ == "__main__":
         code = 1
     finally:  # ignore another Ctrl-C: nothing is left to stop, and it would replace the exit code
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        gc.freeze()  # the interpreter's end looks through all that is not frozen: half a second after torch's import
     sys.exit(code)

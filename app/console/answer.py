@@ -145,8 +145,7 @@ def kept_tokens(plan: Plan, latest: Answered | None) -> tuple[SaidToken, ...]:
     count, tokens = len(plan.answer) - plan.forced, latest.tokens if latest is not None and plan.answer else []
     if len(tokens) < len(plan.answer) or [token.token for token in tokens[:count]] != list(plan.answer[:count]):
         return ()
-    forced = [forced_in(tokens[count], plan.answer[-1])] if plan.forced else []
-    return (*tokens[:count], *forced)
+    return (*tokens[:count], *([forced_in(tokens[count], plan.answer[-1])] if plan.forced else []))
 
 
 def _seeded(settings: Settings, plan: Plan) -> Settings:
