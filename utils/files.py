@@ -6,6 +6,7 @@ allowed, owner are kept; a new file obeys the umask; a write-protected file is n
 descriptor of this process (/dev/stdout) is written through once the content is complete. Creates no folders.
 """
 
+import gzip
 import hashlib
 import io
 import json
@@ -13,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -22,7 +24,7 @@ from utils.errors import UsageError, UserError, shown
 from utils.objects import Json
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
-_BLOCKS, _BLOCK = 64, 4096  # blocks of a sampled file, bytes of each
+_BLOCKS, _BLOCK, _TEXT = 64, 4096, "utf-8-sig"  # blocks of a sampled file, bytes of each; the encoding of texts
 
 
 class WriteError(UserError, OSError):
@@ -209,10 +211,11 @@ def first_difference(before: Mapping[str, object], now: Mapping[str, object]) ->
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a UTF-8 file. UserError if it cannot be read."""
+    """Return the text of a UTF-8 file, unpacked if its name ends in .gz. UserError if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        with gzip.open(path, "rt", encoding=_TEXT) if str(path).endswith(".gz") else open(path, encoding=_TEXT) as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 

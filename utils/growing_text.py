@@ -43,8 +43,8 @@ class Window:
             self._ids = self._ids[self._settled :]
             self._settled, self._base = 0, ""
             new = self._decode(self._ids)
-        garbage = len(self._ids) - self._settled > _WAITING  # more bytes than a character has
-        whole = new if garbage else new.rstrip(REPLACEMENT)
+        # More bytes than a character has are garbage.
+        whole = new if len(self._ids) - self._settled > _WAITING else new.rstrip(REPLACEMENT)
         self._base += whole
         if whole == new:
             if len(self._ids) > _WINDOW:

@@ -77,8 +77,7 @@ def run_bench(settings: Settings, options: ModelOptions, args: Namespace) -> int
     if args.check_identity:
         raise_first({f"--check-identity writes no file: leave {flag} out": path for flag, path in written.items()})
     questions = selected(args, settings.data_dir)
-    prompts = args.prompts if isinstance(args.prompts, Path) else None  # else the name of a data set
-    check_outputs(written, [prompts, args.ids])
+    check_outputs(written, [args.prompts if isinstance(args.prompts, Path) else None, args.ids])  # no data set's name
     journal = open_journal(settings, options, args, questions)
     with nullcontext() if journal is None else closing(journal):
         with Interrupts() as interrupt, log_writer_of(settings) or nullcontext() as recorder:

@@ -356,8 +356,7 @@ def test_coins_fall_as_often_as_they_should(prob: float) -> None:
     for row in range(60):
         keys = torch.tensor([[row, position, 7, 0] for position in range(1000)])
         heads += int(noise.coin(torch.full((1000,), prob), keys).sum())
-    spread = math.sqrt(60_000 * prob * (1 - prob))
-    assert abs(heads - 60_000 * prob) < 5 * spread
+    assert abs(heads - 60_000 * prob) < 5 * math.sqrt(60_000 * prob * (1 - prob))
 
 
 def test_uniform_numbers_follow_the_uniform_law() -> None:

@@ -91,8 +91,7 @@ def generated(model: Any, prompt: list[int], length: int = LENGTH) -> list[int]:
         {"use_cache": False} if any(limits) else {}
     )  # with a cache transformers forgets these limits
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, do_sample=False, **given)
-    begun = 1 if model.config.is_encoder_decoder else len(prompt)
-    return list(out[0, begun:].tolist())
+    return list(out[0, 1 if model.config.is_encoder_decoder else len(prompt) :].tolist())
 
 
 PROMPTS: Rows = [[20, 31, 44, 20, 31, 44, 20, 31], [50, 51, 52, 53, 50, 51, 52, 53, 50, 51, 60, 61, 50, 51]]

@@ -155,8 +155,7 @@ def inverse_draw(law: Tensor, u: float) -> int:
 
 def filled(draft: Draft) -> Rows:
     """The drafts of each row, followed by ids 0 up to the draft's width."""
-    width = draft.width
-    return [[*row, *[0] * (width - len(row))] for row in draft.tokens]
+    return [[*row, *[0] * (draft.width - len(row))] for row in draft.tokens]
 
 
 # -- mutant drafters ------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The one writer of files (utils/files.py): what stands at a path decides how it is written, and nothing gets lost."""
 
+import gzip
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from utils.files import (
     check_outputs,
     drop_half_line,
     hash_of,
+    read_text,
     replacing,
     writable,
     write_bytes,
@@ -35,6 +37,7 @@ FULL = Path("/dev/full")
 
 
 OLD = b"old content, longer than the new"
+PACKED = gzip.compress(OLD)
 
 
 @pytest.fixture
@@ -403,3 +406,9 @@ def test_a_change_anywhere_in_a_file_of_weights_is_seen_and_nothing_else_is(tmp_
     assert hash_of([file], sampled=True) != first
     assert hash_of([], sampled=True) == ""
     refused(hash_of, [tmp_path / "none"], sampled=True, match="cannot read")
+
+
+@pytest.mark.parametrize("kept", [PACKED[:-9], PACKED[:12] + b"\xff" * 8, b"plain", gzip.compress(b"\xff")])
+def test_a_damaged_packed_file_is_refused_in_a_line(tmp_path: Path, kept: bytes) -> None:
+    (tmp_path / "a.gz").write_bytes(kept)
+    refused(read_text, tmp_path / "a.gz", match=r"cannot read .*a\.gz")

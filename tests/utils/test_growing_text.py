@@ -50,8 +50,7 @@ def test_what_goes_on_behind_other_text_is_handed_out_alone(text: str) -> None:
     """Wherever that was cut, between characters or inside one."""
     spelt = text.encode()
     for cut in range(1, len(spelt)):
-        here = len(spelt[:cut].decode(errors="ignore"))
-        assert grown([HELLO, *spelt], 1 + cut) == text[here:]
+        assert grown([HELLO, *spelt], 1 + cut) == text[len(spelt[:cut].decode(errors="ignore")) :]
 
 
 @pytest.mark.parametrize("before", ["", "a", "😀"])

@@ -120,14 +120,14 @@ def _level(
 def read_passages(path: str | Path, encode: Encode, vocab_size: int) -> Iterator[Passage]:
     """Return the sequences of a file.
 
-    A line of a .jsonl or .json file holds `ids` (and `start`, from which on they are counted: an answer after its
-    prompt), or `text`, or `prompt`; any other file is plain text, split at empty lines.
+    A line of a .jsonl, .jsonl.gz or .json file holds `ids` (and `start`, from which on they are counted: an answer
+    after its prompt), or `text`, or `prompt`; any other file is plain text, split at empty lines.
 
     Raises:
         UserError: a file or line that cannot be read, named by its number.
     """
     file = Path(path).expanduser()
-    if file.suffix in (".jsonl", ".json"):
+    if file.name.removesuffix(".gz").endswith((".jsonl", ".json")):
         return (passage_of(line, f"{file}:{number}", vocab_size, encode) for number, line in numbered_lines(file))
     return (Passage(encode(part)) for part in read_text(file).split("\n\n") if part.strip())
 

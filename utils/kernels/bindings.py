@@ -190,8 +190,7 @@ def descend(
         address + 16 * count,
         ctypes.addressof(walks),
     )
-    stood = kernels().descend(descent)
-    return numbers[2 * count : 2 * count + stood].tolist(), walks
+    return numbers[2 * count : 2 * count + kernels().descend(descent)].tolist(), walks
 
 
 def over_noise(state: int, probs: "Tensor") -> np.ndarray:

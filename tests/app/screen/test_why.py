@@ -106,8 +106,7 @@ def track_of(name: str, steps: Sequence[Step], made: Made, report: ServerFigures
 
 def tracks_of(made: Made) -> list[Track]:
     own = list(steps_of(made))
-    said = sum(len(step.emitted) for step in own)
-    plain = list(steps_of(Made([(0, 0)] * (said - 1))))
+    plain = list(steps_of(Made([(0, 0)] * (sum(len(step.emitted) for step in own) - 1))))
     seconds = (made.plain_ms - PLAIN_MS) / 1000
     slowed = [step.verify_s + seconds * (at % 2) for at, step in enumerate(plain)]
     plain = [Step(**{**to_fields(step), "verify_s": took}) for step, took in zip(plain, slowed, strict=True)]

@@ -2,6 +2,7 @@
 several next tokens of a context: counted, pruned, drafted as siblings.
 """
 
+import gzip
 import itertools
 import json
 from collections import Counter, defaultdict
@@ -137,7 +138,9 @@ def test_every_form_of_source_is_read(tmp_path: Path) -> None:
     lines = [{"ids": [1, 2, 3], "start": 1}, {"text": "ab"}, {"prompt": "c"}, {"ids": [4]}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n")
     (tmp_path / "b.txt").write_text("first\nstill\n\n\nsecond")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     found = [*read_passages(tmp_path / "a.jsonl", codes, VOCAB), *read_passages(tmp_path / "b.txt", codes, VOCAB)]
+    assert [*read_passages(tmp_path / "a.jsonl.gz", codes, VOCAB)] == found[:4]
     assert found[:4] == [Passage([1, 2, 3], 1), Passage([97, 98]), Passage([99]), Passage([4])]
     assert [one.ids for one in found[4:]] == [codes("first\nstill"), codes("\nsecond")]
 

@@ -384,8 +384,7 @@ def test_older_names_are_read(tmp_path: Path) -> None:
     """`dspark` as an architecture, `extract_layers`, and the rows of a list in any order."""
     config, tensors = blocks.published(BLOCKS["DSpark, a reduced vocabulary"])
     order = torch.tensor([3, 0, 2, 1, 8, 7, 5, 6, 4])
-    ids = tensors["d2t"] + torch.arange(9)
-    shuffled = {**tensors, "d2t": ids[order] - torch.arange(9)}
+    shuffled = {**tensors, "d2t": (tensors["d2t"] + torch.arange(9))[order] - torch.arange(9)}
     shuffled |= {name: tensors[name][order] for name in ("lm_head.weight", "markov_head.markov_w2.weight")}
     file = write_head(tmp_path / "head.gguf", config, shuffled, ENTERS, architecture="dspark")
     theirs = load_student(blocks.written(tmp_path / "published", config, tensors), blocks.target_of("Llama"))
