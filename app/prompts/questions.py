@@ -178,7 +178,7 @@ def read_questions(path: str | Path | None, entry: ReadRecord = dict) -> list[Qu
         raise UsageError(f"no prompt file {file}: name an existing .jsonl or .txt file")
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
-        row = {"prompt": line} if file.suffix == ".txt" else object_in(line, where)
+        row = {"prompt": line} if file.name.removesuffix(".gz").endswith(".txt") else object_in(line, where)
         try:
             data = entry(row)
         except KeyError as error:
