@@ -24,7 +24,7 @@ from utils.errors import UsageError, UserError, shown
 from utils.objects import Json
 
 _STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
-_BLOCKS, _BLOCK, _TEXT = 64, 4096, "utf-8-sig"  # blocks of a sampled file, bytes of each; the encoding of texts
+_BLOCKS, _BLOCK = 64, 4096  # blocks of a sampled file, bytes of each
 
 
 class WriteError(UserError, OSError):
@@ -213,8 +213,8 @@ def first_difference(before: Mapping[str, object], now: Mapping[str, object]) ->
 def read_text(path: str | Path) -> str:
     """Return the text of a UTF-8 file, unpacked if its name ends in .gz. UserError if it cannot be read."""
     try:
-        with gzip.open(path, "rt", encoding=_TEXT) if str(path).endswith(".gz") else open(path, encoding=_TEXT) as file:
-            return file.read()
+        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+            return str(file.read())
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 

@@ -219,5 +219,5 @@ def chi_square_p(counts: dict[Any, int], law: dict[Any, float]) -> float:
         expected.append(rest_expected)
     if len(seen) == 1:
         return 1.0
-    # The ratio of the sums is 1 up to rounding, which scipy looks at.
-    return float(chisquare(seen, [want * sum(seen) / sum(expected) for want in expected]).pvalue)
+    scale = sum(seen) / sum(expected)  # 1 up to rounding, which scipy looks at
+    return float(chisquare(seen, [scale * want for want in expected]).pvalue)
