@@ -76,6 +76,16 @@ INVERSE_TEMPERATURES = (0.0, 0.5, 0.75, 1.0, 1.5, 2.0, 4.0)
 ENOUGH = 20  # a position with at least this many alternatives keeps that sum
 
 
+class Filters(NamedTuple):
+    """The distribution of a draw: the softmax of biased logits at a temperature (0: the largest logit alone), of which
+    top-k, then top-p, then min-p keep a part; by default they keep all of it."""
+
+    temperature: float
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
 class Position(NamedTuple):
     """The alternatives of an emitted token, the likeliest first; it and the drafts examined there are among `target`.
 

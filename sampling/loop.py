@@ -37,7 +37,7 @@ from sampling.verify.round_metrics import PositionRecorder, Seconds, facts_on, s
 from sampling.verify.rules import Keys, rule_of, verify
 from utils.errors import UserError
 from utils.processes import broadcast, is_first_process
-from utils.progress import never
+from utils.progress import Cancelled, never
 from utils.timing import Stopwatch, synchronize
 
 PIECE = 256  # prompt tokens read between two polls of the interrupt
@@ -206,14 +206,16 @@ class _Run:
         self.drafter.start(prompt, self.session, self.session)
         yield from prefill(self.session, self.rows, lambda: broadcast(interrupt()))
         # The drafters' own prefill belongs to the opening round.
-        own = self.drafter.sessions
-        waited = sum(piece.seconds for reader in own for piece in prefill(reader, reader.initial, interrupt))
-        while self.rows:
-            if broadcast(interrupt()):
-                yield from (Finished(row, "interrupted") for row in self.ids)
-                return
-            yield from self.round(waited)
+        waited = sum(
+            piece.seconds for reader in self.drafter.sessions for piece in prefill(reader, reader.initial, interrupt)
+        )
+        while self.rows and not broadcast(interrupt()):
+            try:
+                yield from self.round(waited)
+            except Cancelled:  # Ctrl-C, while a server was asked
+                break
             waited = 0.0
+        yield from (Finished(row, "interrupted") for row in self.ids)
 
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the

@@ -19,7 +19,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from sampling.types import Constraint, Filters, Rows, Sampler
+from sampling.events import Filters
+from sampling.types import Constraint, Rows, Sampler
 from sampling.vocabulary import MANY, largest, single_thread_if_small
 from utils.errors import UserError, raise_first
 from utils.kernels.bindings import at_hand, over_noise
@@ -72,7 +73,7 @@ def uniforms(keys: list[int] | Tensor, count: int, device: torch.device) -> Tens
     generator in these states [M]."""
     states = keys if isinstance(keys, Tensor) else torch.tensor(list(map(_signed, keys)), dtype=torch.long)
     words = _mixed(states.to(device, non_blocking=True)[:, None] + _steps(count, device))
-    return _shifted(words, 11, words).double().add_(0.5).mul_(2.0**-53)
+    return _shifted(words, 12, words).double().add_(0.5).mul_(2.0**-52)
 
 
 def stream_key(seed: int, stream: int, *parts: int) -> int:
@@ -91,7 +92,7 @@ def gumbel(key: int, position: int, ids: Sequence[int]) -> list[float]:
     :meth:`sampling.types.Sampler.noise_key`."""
     state = _part(key, position)
     words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in ids)
-    return [-math.log(-math.log1p(-((word >> 11) + 0.5) * 2.0**-53)) for word in words]  # −log E of E in `_race`
+    return [-math.log(-math.log1p(-((word >> 12) + 0.5) * 2.0**-52)) for word in words]  # −log E of E in `_race`
 
 
 def stream_states(seed: int, stream: int, keys: Tensor) -> Tensor:
@@ -214,7 +215,7 @@ def _quick_race(probs: Tensor, state: int) -> int:
     if len(rivals) == 1:
         return first
     words = (_mix((state + (token + 1) * _GOLDEN) & _WORD) for token in rivals.tolist())
-    noise = torch.tensor([((word >> 11) + 0.5) * 2.0**-53 for word in words], dtype=torch.float64)
+    noise = torch.tensor([((word >> 12) + 0.5) * 2.0**-52 for word in words], dtype=torch.float64)
     return int(rivals[int(_raced(probs[torch.from_numpy(rivals)], noise).numpy().argmax())])
 
 

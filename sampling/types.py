@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sampling.events import Call, Proposal, Step
+from sampling.events import Call, Filters, Proposal, Step
 from utils.errors import UserError
 
 Rows = list[list[int]]  # B ragged committed sequences, on the host
@@ -414,16 +414,6 @@ class Constraint(Protocol):
     def at(self, prefix: list[int]) -> FormState | None: ...  # after a row; None: anything can follow
     def masked(self, logits: Tensor, prefixes: Rows, ids: Tensor | None = None) -> Tensor:
         """Return logits [..., n] of these ids (None: of all) with -inf at the refused ones."""
-
-
-class Filters(NamedTuple):
-    """The distribution of a draw: the softmax of biased logits at a temperature (0: the largest logit alone), of which
-    top-k, then top-p, then min-p keep a part; by default they keep all of it."""
-
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
 
 
 class Sampler(Protocol):

@@ -19,9 +19,9 @@ from app.screen.palette import Look
 from app.screen.rows import Piece, Row, beside, chunk, fit, flow, one_line, plural, precise, quoted, row_of, share, wrap
 from app.screen.terminal import Action
 from app.screen.trace import NO_TRIAL, trials_by_node
-from app.screen.what_if import Bounds, RankedToken, Shape, drafter_rest_bounds, overlap, shaped, target_rest_bounds
+from app.screen.what_if import Bounds, RankedToken, drafter_rest_bounds, overlap, shaped, target_rest_bounds
 from app.settings.table import Settings
-from sampling.events import DELTA, EPSILON, Step
+from sampling.events import DELTA, EPSILON, Filters, Step
 from utils.growing_text import Decode, Window
 
 SIDE_FROM = 100  # columns from which the panel stands beside the text
@@ -220,7 +220,7 @@ class Inspection:
     ) -> None:
         self.tokens, self.before, self.forces, self.settings = tokens, before, forces, settings or Settings()
         self.index = max(0, min(index, len(tokens) - 1))
-        self.shape: Shape | None = None
+        self.shape: Filters | None = None
         self.choice = self._said()
         self.help = (
             f"left/right token  n/b round  up/down alternative  {'Enter forces it  ' * forces}t/p/k/m what if  q leave"
@@ -260,11 +260,11 @@ class Inspection:
     def suppose(self, name: str, by: int) -> None:
         """Change a setting of the what-if to the next value of its ladder, or for `by` -1 to the one before."""
         given = self.settings
-        shape = self.shape or Shape(given.temperature, given.top_k, given.top_p, given.min_p)
+        shape = self.shape or Filters(given.temperature, given.top_k, given.top_p, given.min_p)
         ladder, value = LADDERS[name], getattr(shape, name)
         nearest = min(range(len(ladder)), key=lambda at: abs(ladder[at] - value))
         index = nearest + by if ladder[nearest] == value else nearest
-        self.shape = Shape(**{**shape._asdict(), name: ladder[index % len(ladder)]})
+        self.shape = Filters(**{**shape._asdict(), name: ladder[index % len(ladder)]})
         self.choice = self._said()
 
     def force(self) -> Force | None:
@@ -484,7 +484,7 @@ def fixed_by(settings: Settings) -> str:
 class Supposed:
     """A token in a what-if: the bounds of `p` by token, and of `q` for drawn drafts; `problem`: why there are none."""
 
-    def __init__(self, token: SaidToken, shape: Shape, settings: Settings) -> None:
+    def __init__(self, token: SaidToken, shape: Filters, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
         lossy = "what if: a lossy rule asks p at temperature 1, whatever the settings" * (token.rule == "typical")
         unkept = "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"

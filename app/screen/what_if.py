@@ -13,17 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sampling.events import INVERSE_TEMPERATURES
-
-
-class Shape(NamedTuple):
-    """The settings that shape a distribution, in the order in which they act; top-k 0, top-p 1 and min-p 0 do
-    nothing."""
-
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+from sampling.events import INVERSE_TEMPERATURES, Filters
 
 
 class RankedToken(NamedTuple):
@@ -68,7 +58,7 @@ def drafter_rest_bounds(named: Sequence[RankedToken], count: float, beta: float)
     return min(uniform, concentrated), concentrated if beta >= 1 else max(uniform, concentrated)
 
 
-def shaped(named: Sequence[RankedToken], rest: Bounds, shape: Shape) -> dict[int, Bounds]:
+def shaped(named: Sequence[RankedToken], rest: Bounds, shape: Filters) -> dict[int, Bounds]:
     """Return the bounds of the probability of each token of `named`, which is in the order of ranks.
 
     `rest`: the bounds of log Σ p^β over all other tokens. (0, 0): the settings cut the token; if only the lower bound

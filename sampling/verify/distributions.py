@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sampling.events import Filters
 from sampling.rows import fetched, padded, put
-from sampling.types import Distributions, Draft, Filters, Rows, Sampler
+from sampling.types import Distributions, Draft, Rows, Sampler
 from sampling.verify.facts import LIKELIEST, PositionFacts, WalkedFacts
 from sampling.vocabulary import MANY, largest
 from utils.kernels.bindings import Structure, at_hand, descend, walk, walkable

@@ -10,8 +10,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-from sampling.events import INVERSE_TEMPERATURES
-from sampling.types import Filters
+from sampling.events import INVERSE_TEMPERATURES, Filters
 from utils.kernels.bindings import Structure, sum_up
 from utils.logits_processors import check_number
 

@@ -8,9 +8,9 @@ from typing import NamedTuple, cast
 
 from torch import Tensor
 
-from sampling.events import ENOUGH, Call, Likely, Odds, Position, Step, Trial
+from sampling.events import ENOUGH, Call, Filters, Likely, Odds, Position, Step, Trial
 from sampling.sampler import SamplerView
-from sampling.types import Draft, Drafter, DraftTree, Facts, Filters, Rule, Sampler, Verdict
+from sampling.types import Draft, Drafter, DraftTree, Facts, Rule, Sampler, Verdict
 from sampling.verify.facts import AllFacts
 from sampling.vocabulary import best, single_thread_if_small
 

@@ -22,7 +22,7 @@ static const float LARGEST_UNIFORM = 1.0f - 0x1p-24f; /* the largest float below
 static double uniform(uint64_t state, int64_t index) {
     uint64_t word = state + (uint64_t)(index + 1) * GOLDEN;
     MIXED(word);
-    return ((double)((word ^ (word >> 31)) >> 11) + 0.5) * 0x1p-53;
+    return ((double)((word ^ (word >> 31)) >> 12) + 0.5) * 0x1p-52;
 }
 
 uint64_t part(uint64_t key, int64_t more) {

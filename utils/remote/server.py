@@ -132,18 +132,12 @@ class Server(ABC):
     @cached_property
     def models(self) -> list[Mapping[str, object]]:
         """The models that the server lists; none where it has no list (`transformers serve` answers 500 where the hub's
-        cache is not there). UserError if no server answers, or one refuses; Cancelled at Ctrl-C, also where a handler
-        of Ctrl-C only sets a flag."""
+        cache is not there). UserError if no server answers, or one refuses; Cancelled at Ctrl-C."""
         from openai import InternalServerError, NotFoundError
 
         path, models, name = self.models_at
-        with self.reading(), suppress(NotFoundError, InternalServerError), ExitStack() as stack:
-            with suppress(ValueError):  # no signals outside the main thread
-                stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-            try:
-                listed = self._client.get(path, cast_to=object)
-            except KeyboardInterrupt:
-                raise Cancelled(f"stopped waiting for {self.address}") from None
+        with self.waiting(), suppress(NotFoundError, InternalServerError):
+            listed = self._client.get(path, cast_to=object)
             return [model for model in field_of(listed, models, list) or [] if field_of(model, name, str)]
         return []
 
@@ -179,10 +173,11 @@ class Server(ABC):
         return ChatAnswer(self, messages, {**self.options(settings, bias), **wanted}, interrupt)
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
-        """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root."""
+        """Return the JSON that comes back for a body of JSON; a path with two slashes begins at the server's root.
+        UserError where the server fails, Cancelled at Ctrl-C."""
         path = self.arguments["base_url"].removesuffix("/v1") + path[1:] if path.startswith("//") else path
         named = {} if self.chosen is None else {"model": self.chosen}
-        with self.reading():
+        with self.waiting():
             answer: Json = self._client.post(path, body={**named, **body}, cast_to=object)
             field_of(answer, "error", object)  # refuses a web page
             return answer
@@ -196,6 +191,19 @@ class Server(ABC):
             if problem := problem_of(error, self):
                 raise UserError(problem) from error
             raise
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """As `reading`, and Ctrl-C ends the wait with Cancelled, also where its handler only sets a flag."""
+        with self.reading(), ExitStack() as stack:
+            with suppress(ValueError):  # no signals outside the main thread
+                stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+            try:
+                yield
+            except KeyboardInterrupt:
+                stack.close()
+                signal.raise_signal(signal.SIGINT)  # for that handler
+                raise Cancelled(f"stopped waiting for {self.address}") from None
 
 
 def problem_of(error: BaseException, server: Server) -> str:

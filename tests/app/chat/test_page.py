@@ -17,7 +17,7 @@ from app.replay.session_log import read_log
 from app.screen.inspection import LADDERS, Supposed
 from app.screen.live import tokens_of
 from app.screen.palette import Look
-from app.screen.what_if import Shape
+from sampling.events import Filters
 from tests.support.chromium import Browser, needs_chromium
 from tests.support.scripted import catalogue_of, run_lines
 from tests.support.tiny import TinyPair
@@ -443,7 +443,7 @@ def test_a_what_if_says_what_inspect_says(browser: Browser, sampled: Path, tmp_p
     lot, said = random.Random(68), ""
     for at, number, token, track in lot.sample(cases, 100):
         given = track.lane.settings
-        shape = Shape(*(lot.choice(LADDERS[name]) for name in ("temperature", "top_k", "top_p", "min_p")))
+        shape = Filters(*(lot.choice(LADDERS[name]) for name in ("temperature", "top_k", "top_p", "min_p")))
         if shape == (given.temperature, given.top_k, given.top_p, given.min_p):
             continue
         nodes = f"document.querySelectorAll('article')[{at}].querySelectorAll('.lane:last-child [data-t]')"

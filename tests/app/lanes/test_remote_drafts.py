@@ -1,5 +1,8 @@
 """Drafts made here for a target in a server: the server's own greedy text, one request a round, by three formats."""
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +14,11 @@ from app.lanes.answers import run_lane
 from app.lanes.lane import PairEngine
 from app.prompts.questions import conversation
 from app.screen.output import load_engine
+from app.screen.terminal import Interrupts
 from app.settings.table import ModelOptions, Settings
+from sampling.events import Finished
 from tests.support.refusals import refused
-from tests.support.runs import crossed
+from tests.support.runs import crossed, emitted
 from tests.support.scoring_server import SAYING, Sayer, llama_cpp_python, sglang, vllm
 from tests.support.scripted import run_lines
 from tests.support.scripted_server import ScriptedServer, said
@@ -91,6 +96,20 @@ def test_examined_drafts_have_the_servers_probabilities(
     steps = [event for event in engine.lane("spec", SETTINGS).run(prompt) if getattr(event, "target_p", ())]
     assert 0.6 in {round(p, 3) for step in steps for p in step.target_p}
     assert all(step.top2_gap > 0 for step in steps)
+
+
+def test_ctrl_c_ends_the_wait_for_a_server_and_keeps_what_came(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sayer, over = Sayer(), threading.Event()
+    with vllm(sayer) as server, Interrupts() as stopped:
+        engine = engine_of(server, folder)
+        prompt = conversation(engine, SETTINGS).plan("anything").prompt
+        events = engine.lane("spec", SETTINGS).run(prompt, interrupt=stopped)
+        (ids,) = emitted(next(events) for _ in range(4))
+        monkeypatch.setattr(sayer, "logprobs", lambda *_: {0: float(over.wait(30))})
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        assert ([*events], stopped()) == ([Finished(0, "interrupted")], True)
+        over.set()
+    assert ids == sayer.answer(prompt, len(ids)) != []
 
 
 def test_the_console_shows_the_servers_answer_beside_the_drafts(

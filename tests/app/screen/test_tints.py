@@ -108,8 +108,7 @@ def lab(role: str, palette: str, eyes: object = None) -> np.ndarray:
     assert color is not None
     rgb = np.array(color.get_truecolor()) / 255
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = linear if eyes is None else np.clip(np.array(eyes) @ linear, 0, 1)
-    x, y, z = np.cbrt(np.array(XYZ) @ seen)
+    x, y, z = np.cbrt(np.array(XYZ) @ (linear if eyes is None else np.clip(np.array(eyes) @ linear, 0, 1)))
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 

@@ -12,15 +12,15 @@ from app.lanes.costs import kept
 from app.lanes.lane import PairEngine
 from app.screen.inspection import Candidates, Inspection, Refused, SaidToken, Supposed
 from app.screen.palette import Look
-from app.screen.what_if import RankedToken, Shape, drafter_rest_bounds, overlap, shaped, target_rest_bounds
+from app.screen.what_if import RankedToken, drafter_rest_bounds, overlap, shaped, target_rest_bounds
 from app.settings.table import Settings
-from sampling.events import ENOUGH, INVERSE_TEMPERATURES, Position, Step, to_json
+from sampling.events import ENOUGH, INVERSE_TEMPERATURES, Filters, Position, Step, to_json
 from sampling.verify.facts import AllFacts
 from utils.logits_processors import LogitsProcessor
 
 V = 400
 shapes = st.builds(
-    Shape,
+    Filters,
     st.sampled_from([0.0, 0.02, 0.1, 0.2, 0.25, 0.4, 0.5, 2 / 3, 0.8, 1.0, 1.1, 4 / 3, 1.7, 2.0, 3.0]),
     st.sampled_from([0, 1, 3, 19, 20, 21, 60, V]),
     st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.1]),
@@ -36,13 +36,13 @@ def position(seed: int, sharp: float) -> tuple[torch.Tensor, list[RankedToken], 
     return logits, [RankedToken(token, known.p(token), order.index(token) + 1) for token in ids], known.rest(ids)
 
 
-def whole(logits: torch.Tensor, shape: Shape) -> torch.Tensor:
+def whole(logits: torch.Tensor, shape: Filters) -> torch.Tensor:
     return LogitsProcessor(shape.temperature, shape.top_k, shape.top_p, shape.min_p)(logits.double())
 
 
 @tries(deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 2.0, 5.0]), shapes)
-def test_the_whole_distribution_lies_within_the_bounds(seed: int, sharp: float, shape: Shape) -> None:
+def test_the_whole_distribution_lies_within_the_bounds(seed: int, sharp: float, shape: Filters) -> None:
     logits, named, sums = position(seed, sharp)
     beta = 1 / shape.temperature if shape.temperature else 1.0
     truth, bounds = whole(logits, shape), shaped(named, target_rest_bounds(sums, beta), shape)
@@ -61,7 +61,7 @@ def test_the_chance_of_a_drawn_draft_lies_within_its_bounds(seed: int, sharp: fl
     mixed = logits + others / 2  # a drafter that knows the target a little
     known, order = AllFacts(mixed), mixed.argsort(descending=True).tolist()
     drafted = [RankedToken(token, known.p(token), at + 1) for at, token in enumerate(order[:20])]
-    shape, beta = Shape(temperature, top_p=0.95), 1 / temperature
+    shape, beta = Filters(temperature, top_p=0.95), 1 / temperature
     p = shaped(named, target_rest_bounds(sums, beta), shape)
     low, high = overlap(p, shaped(drafted, drafter_rest_bounds(drafted, V, beta), shape))
     assert low - 1e-5 <= float(torch.minimum(whole(logits, shape), whole(mixed, shape)).sum()) <= high + 1e-5
@@ -71,7 +71,7 @@ def test_the_chance_of_a_drawn_draft_lies_within_its_bounds(seed: int, sharp: fl
 def test_bounds_are_narrow_for_a_distribution_of_a_language_model(temperature: float) -> None:
     """Its twenty likeliest tokens hold most of the mass; between the kept temperatures the rest moves little."""
     _, named, sums = position(3, 5.0)
-    bounds = shaped(named, target_rest_bounds(sums, 1 / temperature), Shape(temperature))
+    bounds = shaped(named, target_rest_bounds(sums, 1 / temperature), Filters(temperature))
     assert max(high - low for low, high in bounds.values()) < 0.02
 
 
@@ -95,7 +95,7 @@ def drawn(seed: int, number: float) -> tuple[torch.Tensor, torch.Tensor, SaidTok
 
 @tries(deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.01, 0.99), shapes)
-def test_the_fate_that_is_told_is_the_one_of_the_whole_distributions(seed: int, number: float, shape: Shape) -> None:
+def test_the_fate_that_is_told_is_the_one_of_the_whole_distributions(seed: int, number: float, shape: Filters) -> None:
     logits, mixed, token = drawn(seed, number)
     draft, text = token.refused[0].token, " ".join(Supposed(token, shape, Settings()).lines(Look(200, color=False)))
     p, q = whole(logits, shape), whole(mixed, shape)
@@ -139,9 +139,9 @@ def test_keys_change_the_settings_of_one_token_and_what_is_cut_stays_there() -> 
 
 def test_a_what_if_without_numbers_says_why() -> None:
     token = drawn(3, 0.5)[2]
-    assert "--log-top 20" in Supposed(replace(token, rest=()), Shape(1.0), Settings()).lines(Look())[0]
+    assert "--log-top 20" in Supposed(replace(token, rest=()), Filters(1.0), Settings()).lines(Look())[0]
     for fixed in ({"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"typical_p": 0.9}, {"regex": "a+"}):
-        assert "penalties" in Supposed(token, Shape(1.0), Settings().changed(**fixed)).lines(Look())[0]
+        assert "penalties" in Supposed(token, Filters(1.0), Settings().changed(**fixed)).lines(Look())[0]
 
 
 def test_a_file_with_fewer_alternatives_holds_no_more_than_they_are(engine: PairEngine) -> None:

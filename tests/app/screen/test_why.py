@@ -107,8 +107,7 @@ def track_of(name: str, steps: Sequence[Step], made: Made, report: ServerFigures
 def tracks_of(made: Made) -> list[Track]:
     own = list(steps_of(made))
     plain = list(steps_of(Made([(0, 0)] * (sum(len(step.emitted) for step in own) - 1))))
-    seconds = (made.plain_ms - PLAIN_MS) / 1000
-    slowed = [step.verify_s + seconds * (at % 2) for at, step in enumerate(plain)]
+    slowed = [step.verify_s + (made.plain_ms - PLAIN_MS) / 1000 * (at % 2) for at, step in enumerate(plain)]
     plain = [Step(**{**to_fields(step), "verify_s": took}) for step, took in zip(plain, slowed, strict=True)]
     return [track_of(name, {"ar": plain, "spec": own}[name], made) for name in made.lanes]
 

@@ -77,9 +77,14 @@ def test_other_gammas_and_limits(name: str, limits: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", ["model", "ngram", "always 2"])
 def test_a_third_draft_is_as_exact_as_the_first(name: str) -> None:
     """gamma 3 with room for all three: five tokens, the first certain."""
-    narrow = NaiveLaw(top_k=2)  # two of three tokens: fewer forks
     error = enumeration_error(
-        sure_start(3, 3), MAKERS[name], prompt=PROMPT, length=5, gamma=3, law=narrow, together=128
+        sure_start(3, 3),
+        MAKERS[name],
+        prompt=PROMPT,
+        length=5,
+        gamma=3,
+        law=NaiveLaw(top_k=2),  # two of three tokens: fewer forks
+        together=128,
     )
     assert error < EXACT
 

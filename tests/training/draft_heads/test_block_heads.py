@@ -65,8 +65,7 @@ def test_it_learns_its_target_and_goes_on_where_it_was_stopped(kind: str, tmp_pa
     assert whole.curve[-1]["loss"] < whole.curve[0]["loss"]
     assert len(whole.curve[-1]["held"]["alpha"]) == 3
     train(tmp_path / "parts", kind, lambda: next(looks) == 5)
-    parts = train(tmp_path / "parts", kind)
-    torch.testing.assert_close(whole.trained, parts.trained, rtol=0, atol=0)
+    torch.testing.assert_close(whole.trained, train(tmp_path / "parts", kind).trained, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dflare", "dspark"])
@@ -104,8 +103,7 @@ def test_a_teacher_that_must_be_precise_computes_in_float32(monkeypatch: pytest.
     head = new_draft_head(shape_for(target, "dflash", short_list=len(SHORT)), target, SHORT, seed=1)
     wanted = (hidden @ target.lm_head.weight[SHORT].t()).softmax(-1)
     for precise in (True, False):
-        probs = teacher_for(target, head, precise=precise).probs(hidden)
-        assert torch.equal(probs, wanted) == precise
+        assert torch.equal(teacher_for(target, head, precise=precise).probs(hidden), wanted) == precise
 
 
 @pytest.mark.parametrize("length", [2, 5])

@@ -1,6 +1,7 @@
 """Self-writing: what a chat says is its own, whatever stands beside it; its file survives kills and full disks."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,7 @@ def given(model: Any, tokenizer: Any, batch: int = 4, **more: Any) -> TextWriter
 
 
 def first(writer: TextWriter, count: int, done: Any = ()) -> dict[int, Any]:
-    chats = writer.chats(done)
-    return dict(next(chats) for _ in range(count))
+    return dict(islice(writer.chats(done), count))
 
 
 def test_a_chat_does_not_depend_on_its_neighbours_or_on_where_the_run_began(model: Any, tokenizer: Any) -> None:

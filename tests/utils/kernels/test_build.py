@@ -190,17 +190,11 @@ def test_a_model_without_packed_weights_loads_no_kernels() -> None:
 # -- threads -------------------------------------------------------------------------------------------
 
 
-def test_a_quiet_machine_keeps_the_team() -> None:
-    pace = Pace()
-    for now in range(100):
-        pace.ran(slept=0.0002, seconds=0.002, now=now)
-        assert pace.threads(2, now) == 2
-
-
-def test_a_terminal_that_draws_beside_the_passes_keeps_the_team() -> None:
+@pytest.mark.parametrize("drawing", [False, True])
+def test_a_quiet_machine_keeps_the_team_also_where_a_terminal_draws_beside_the_passes(drawing: bool) -> None:
     pace = Pace()
     for run in range(200):  # twelve frames a second, each of which holds a pass up for 10 ms
-        pace.ran(*(0.01, 0.0125) if run % 33 == 0 else (0.0002, 0.0025), now=run / 400)
+        pace.ran(*(0.01, 0.0125) if drawing and run % 33 == 0 else (0.0002, 0.0025), now=run / 400)
         assert pace.threads(2, run / 400) == 2
 
 

@@ -198,10 +198,7 @@ def test_a_damaged_generation_config_is_refused_with_the_ends_it_names(text: str
 
 
 def test_a_tied_head_may_be_left_out(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.config.tie_word_embeddings = True
-    model.tie_weights()
-    model.save_pretrained(tmp_path)
+    model = tied(tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     assert torch.allclose(loaded_logits(tmp_path), logits_of(model), atol=2e-5)
 
@@ -268,24 +265,19 @@ def test_a_head_beside_an_embedding_that_is_said_to_be_it_is_used_and_said(quant
     assert torch.allclose(logits_of(loaded.model), logits_of(model), atol=1e-3)
     (line,) = own_head(loaded)
     assert "the file's head is used" in line
+    tied(tmp_path / "tied")
     assert not own_head(
-        load_model(
-            spec_from_argument(str(tmp_path)),
-            plain_folder(tmp_path / "tied"),
-            LoadOptions(),
-            "cpu",
-            quantization,
-        )
+        load_model(spec_from_argument(str(tmp_path)), tmp_path / "tied", LoadOptions(), "cpu", quantization)
     )
 
 
-def plain_folder(folder: Path) -> Path:
-    """A model whose head is its embedding, and says so."""
+def tied(folder: Path) -> Any:
+    """A model in a folder whose head is its embedding, and says so."""
     model = random_model("llama")
     model.config.tie_word_embeddings = True
     model.tie_weights()
     model.save_pretrained(folder)
-    return folder
+    return model
 
 
 def test_t5_without_its_shared_embedding_has_those_of_its_file(tmp_path: Path) -> None:

@@ -458,17 +458,17 @@ def test_several_models_are_named_and_none_is_chosen() -> None:
         assert [body["model"] for path, _, body in scripted.requests if "chat" in path] == ["two"]
 
 
-def test_a_server_without_a_list_of_models_is_asked_for_none() -> None:
-    # `transformers serve` answers 500 where the hub's cache folder is not there
-    with ScriptedServer(said("x"), v1__models=refusal(500, "Internal Server Error")) as scripted:
+@pytest.mark.parametrize(
+    "listed",
+    [
+        refusal(500, "Internal Server Error"),  # of `transformers serve` where the hub's cache folder is not there
+        *(refusal(200, each) for each in ({}, {"data": None}, {"data": [None, {"id": None}, {"x": 1}]})),
+    ],
+)
+def test_a_server_that_names_no_model_is_asked_for_none(listed: Act) -> None:
+    with ScriptedServer(said("x"), v1__models=listed) as scripted:
         assert [text for text, _ in asked(OpenAIServer(scripted.url))] == ["x"]
         assert "model" not in next(body for path, _, body in scripted.requests if "chat" in path)
-
-
-@pytest.mark.parametrize("listed", [{}, {"data": None}, {"data": [None, {"id": None}, {"x": 1}]}])
-def test_a_list_of_models_without_a_name_asks_for_none(listed: Any) -> None:
-    with ScriptedServer(said("x"), v1__models=refusal(200, listed)) as scripted:
-        assert [text for text, _ in asked(OpenAIServer(scripted.url))] == ["x"]
         assert (OpenAIServer(scripted.url).kind, OpenAIServer(scripted.url).context) == ("", None)
 
 
