@@ -99,8 +99,6 @@ def load_another_drafter(engine: PairEngine, name: str, options: ModelOptions, p
     from app.lanes.lane import PairEngine
     from utils.loading.loading import load_drafter
 
-    if engine.reads_text:
-        raise UserError(f"{engine.loaded.spec.name} is a server: nothing drafts for it here")
     spec = with_drafter(engine.loaded.spec, name)
     with drafter_words(spec):
         loaded = load_drafter(engine.loaded, spec, load_options(options), progress)

@@ -111,6 +111,8 @@ def with_drafter(pair: PairSpec, text: str) -> PairSpec:
 
     A model is a hub id, a folder or a GGUF file; a folder may hold a trained draft head. UsageError for anything else.
     """
+    if pair.target.url is not None and pair.target.tokenizer is None and text != "none":
+        raise UsageError(f"{pair.name} is a server: nothing drafts for it here without its tokenizer (--tokenizer)")
     changes: dict[str, Any] = {"method": "spec"}  # the pair's own method was for the drafter that is replaced
     if (file := named_tables(text)) is not None:
         text, changes["tables"] = "tables", file
