@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from app.lanes.answers import comparisons_of, rule_of, rule_text, shown_settings
+from app.lanes.answers import RULES, comparisons_of, rule_of, rule_text, shown_settings
 from app.screen.inspection import LISTED, Candidates, Refused, SaidToken, decided, fixed_by
 from app.screen.live import Track, explained_track, phases, rounds_of, tokens_of
 from app.screen.palette import TINTS, Look
@@ -188,7 +188,7 @@ def _data(answer: PageAnswer, texts: dict[str, int]) -> Json:
         "text": answer.text,
         "models": dict(answer.models),
         "settings": shown_settings(answer.settings),
-        "fixed": fixed_by(answer.settings),
+        "fixed": {rule: fixed_by(answer.settings, rule) for rule in RULES},
         "telling": answer.tracks.index(explained_track(rounds)) if rounds else None,  # the lane that is explained
         "lanes": [_lane(track, texts) for track in answer.tracks],
     }

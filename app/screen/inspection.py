@@ -475,10 +475,17 @@ def _tossed(token: SaidToken, draft: SaidToken | Refused, sign: str) -> str:
     return f"{compared} = {f'min(1, {quotient})' if p > q else quotient}, {after}"
 
 
-def fixed_by(settings: Settings) -> str:
-    """Return why one token cannot be tried with other settings; "" where it can."""
-    fixed = other_processors(settings, "temperature", "top_k", "top_p", "min_p", "penalty_window")
-    return "what if: biases, penalties, typical-p, grammars and bans of repeats cannot be taken back" * fixed
+def fixed_by(settings: Settings, rule: LaneRule) -> str:
+    """Return why one token under this rule cannot be tried with other settings; "" where it can."""
+    fixed = {
+        "a lossy rule asks p at temperature 1, whatever the settings": rule == "typical",
+        "the coins of a block depend on every draft in it (--verify block)": rule == "ratio"
+        and settings.verify == "block",
+        "biases, penalties, typical-p, grammars and bans of repeats cannot be taken back": other_processors(
+            settings, "temperature", "top_k", "top_p", "min_p", "penalty_window"
+        ),
+    }
+    return next((f"what if: {why}" for why, holds in fixed.items() if holds), "")
 
 
 class Supposed:
@@ -486,9 +493,8 @@ class Supposed:
 
     def __init__(self, token: SaidToken, shape: Filters, settings: Settings) -> None:
         self.token, self.shape, self.p, self.q = token, shape, dict[int, Bounds](), dict[int, Bounds]()
-        lossy = "what if: a lossy rule asks p at temperature 1, whatever the settings" * (token.rule == "typical")
         unkept = "what if: the 20 likeliest tokens were not kept (--log-top 20 keeps them)"
-        self.problem = fixed_by(settings) or (lossy if token.rest else unkept)
+        self.problem = fixed_by(settings, token.rule) or unkept * (not token.rest)
         if self.problem:
             return
         beta = 1 / (shape.temperature or 1)

@@ -315,7 +315,7 @@ def test_only_answers_without_other_processors_can_be_tried_otherwise(pair: Tiny
     lines = "one", "/set typical_p=0.9", "two"
     assert not run_lines(catalogue_of(tmp_path, {"tiny": pair}), *lines, settings=settings).errors
     _, data = page_of(tmp_path / "log.jsonl", tmp_path / "page.html")
-    assert [bool(answer["fixed"]) for answer in data["answers"]] == [False, True]
+    assert [bool(answer["fixed"]["argmax"]) for answer in data["answers"]] == [False, True]
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,8 +140,14 @@ def test_keys_change_the_settings_of_one_token_and_what_is_cut_stays_there() -> 
 def test_a_what_if_without_numbers_says_why() -> None:
     token = drawn(3, 0.5)[2]
     assert "--log-top 20" in Supposed(replace(token, rest=()), Filters(1.0), Settings()).lines(Look())[0]
-    for fixed in ({"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"typical_p": 0.9}, {"regex": "a+"}):
-        assert "penalties" in Supposed(token, Filters(1.0), Settings().changed(**fixed)).lines(Look())[0]
+    for fixed, why in [
+        ({"repetition_penalty": 1.2}, "penalties"),
+        ({"presence_penalty": 0.5}, "penalties"),
+        ({"typical_p": 0.9}, "penalties"),
+        ({"regex": "a+"}, "penalties"),
+        ({"verify": "block"}, "every draft in it (--verify block)"),
+    ]:
+        assert why in Supposed(token, Filters(1.0), Settings().changed(**fixed)).lines(Look())[0]
 
 
 def test_a_file_with_fewer_alternatives_holds_no_more_than_they_are(engine: PairEngine) -> None:
