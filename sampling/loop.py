@@ -35,9 +35,10 @@ from sampling.types import (
 from sampling.verify.distributions import HostDistributions
 from sampling.verify.round_metrics import PositionRecorder, Seconds, facts_on, step_of
 from sampling.verify.rules import Keys, rule_of, verify
-from utils.errors import UserError
+from utils.errors import ServerError, UserError
 from utils.processes import broadcast, is_first_process
 from utils.progress import Cancelled, never
+from utils.remote.pieces import ServerFigures
 from utils.timing import Stopwatch, synchronize
 
 PIECE = 256  # prompt tokens read between two polls of the interrupt
@@ -72,7 +73,8 @@ def generate(
 
     Yields:
         Prefill for each piece of the prompt but its last token; then for each row Steps (the first
-        is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time.
+        is its opening round, nothing drafted) and one Finished. Seconds exclude the consumer's time. Where a server
+        fails after the first token, the Finished's report says why.
 
     Raises:
         UserError: at the call, for a prompt that is empty, has ids outside the vocabulary or fills the context, for
@@ -209,13 +211,19 @@ class _Run:
         waited = sum(
             piece.seconds for reader in self.drafter.sessions for piece in prefill(reader, reader.initial, interrupt)
         )
+        report = None
         while self.rows and not broadcast(interrupt()):
             try:
                 yield from self.round(waited)
             except Cancelled:  # Ctrl-C, while a server was asked
                 break
+            except ServerError as error:
+                if self.opening:  # nothing came yet
+                    raise
+                report = ServerFigures(problem=str(error))
+                break
             waited = 0.0
-        yield from (Finished(row, "interrupted") for row in self.ids)
+        yield from (Finished(row, "interrupted", report) for row in self.ids)
 
     def round(self, waited: float) -> Iterator[Event]:
         """Draft, score, verify, commit. One Step a row, and a Finished for each that ended. `waited`: seconds that the

@@ -19,6 +19,10 @@ class LogitsError(UserError, ValueError):
     """A model's logits give no distribution."""
 
 
+class ServerError(UserError):
+    """A server failed, or sent what cannot be used."""
+
+
 class UsageError(UserError):
     """A wrong flag, command, setting or configuration file."""
 

@@ -272,14 +272,12 @@ class Bench:
             "summary": summary,
             "prompts": [self._prompt(item) for item in self.items if any(item.answers)],
         }
-        page = args.report
-        if args.out is not None and not write_result(args.out, data):
+        if kept := args.out is not None and not write_result(args.out, data):
             to_stderr(f"{args.out} holds a finished result and is kept")
-            page = None
         if self.journal is not None and not self.interrupted:
             self.journal.close(done=True)
-        if page is not None:
-            write_report(data, page)
+        if args.report is not None and not kept:
+            write_report(data, args.report)
 
     def _prompt(self, item: PromptItem) -> Json:
         """Return all answers to a prompt as `run --json` has them, with gamma and repeat."""

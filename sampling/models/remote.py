@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampling.types import LM, Draft, Hidden, Rows, Session
-from utils.errors import UsageError, UserError, raise_first
+from utils.errors import ServerError, UsageError, UserError, raise_first
 from utils.objects import HfTokenizer
 from utils.remote.server import Server
 
@@ -52,11 +52,13 @@ class RemoteLM(LM):
         """A session of one row; UserError for several, and for wanted hidden states."""
         if self.scorer is None:
             raise UserError(f"{self.name} answers in text: its tokens cannot be scored")
-        cases = {
-            f"{self.name} runs in a server: it has no hidden states for a drafter to read": hidden,
-            f"{self.name} runs in a server: one prompt at a time, got {len(prompt)}": len(prompt) != 1,
-        }
-        raise_first(cases, UserError)
+        raise_first(
+            {
+                f"{self.name} runs in a server: it has no hidden states for a drafter to read": hidden,
+                f"{self.name} runs in a server: one prompt at a time, got {len(prompt)}": len(prompt) != 1,
+            },
+            UserError,
+        )
         return RemoteSession(self.scorer, prompt, self.vocab_size, self.name)
 
 
@@ -81,7 +83,7 @@ class RemoteSession(Session):
     def _logits(self, named: Ranked) -> Tensor:
         known = {token: value for token, value in named.items() if 0 <= token < self.vocab_size}
         if not known:
-            raise UserError(f"{self._name} names no token of this vocabulary of {self.vocab_size}")
+            raise ServerError(f"{self._name} names no token of this vocabulary of {self.vocab_size}")
         left = max(_LEAST, 1 - sum(map(math.exp, known.values())))
         logits = torch.full((self.vocab_size,), math.log(left / max(1, self.vocab_size - len(known))))
         logits[list(known)] = torch.tensor(list(known.values()))
@@ -106,10 +108,9 @@ def scorer_of(server: Server, tokenizer: HfTokenizer, end_id: int) -> Score:
         "llama-cpp-python": lambda: EchoScorer(server, tokenizer, end_id).score,
     }
     if server.kind not in makers:
-        program = f"{server.address} ({server.kind})" if server.kind else server.address
         raise UsageError(
-            f"{program} gives no log-probabilities of a prompt's tokens, which drafts are verified by "
-            f"({', '.join(makers)} do): without --pair and --tokenizer it answers by itself"
+            f"{server.address}{server.kind and f' ({server.kind})'} gives no log-probabilities of a prompt's tokens, "
+            f"which drafts are verified by ({', '.join(makers)} do): without --pair and --tokenizer it answers itself"
         )
     return makers[server.kind]()
 
@@ -121,10 +122,15 @@ def ranked(logprobs: Mapping[int, float]) -> Ranked:
 
 def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
     """Score by `prompt_logprobs` of /v1/completions (vllm/entrypoints/openai/completion/protocol.py, 0.26)."""
-    fields = {"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP, "return_tokens_as_token_ids": True}
-    choice = server.post("/completions", {**fields, **({"prompt_logprobs": TOP} if drafts else {})})
     with server.reading():
-        choice = choice["choices"][0]
+        choice = server.post(
+            "/completions",
+            {
+                **{"prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": TOP},
+                **({"prompt_logprobs": TOP} if drafts else {}),
+                "return_tokens_as_token_ids": True,
+            },
+        )["choices"][0]
         positions = choice["prompt_logprobs"][-drafts:] if drafts else []
         scored = [{int(token): float(entry["logprob"]) for token, entry in position.items()} for position in positions]
         last = choice["logprobs"]["top_logprobs"][0].items()
@@ -135,16 +141,17 @@ def score_by_vllm(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
 def score_by_sglang(server: Server, ids: list[int], drafts: int) -> list[Ranked]:
     """Score by `input_top_logprobs` of /generate (docs/basic_usage/native_api,
     python/sglang/srt/managers/io_struct.py)."""
-    fields = {
-        "input_ids": ids,
-        "sampling_params": {"temperature": 0, "max_new_tokens": 1},
-        "return_logprob": True,
-        "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
-        "top_logprobs_num": TOP,
-    }
-    answer = server.post("//generate", fields)
     with server.reading():
-        meta = answer["meta_info"]
+        meta = server.post(
+            "//generate",
+            {
+                "input_ids": ids,
+                "sampling_params": {"temperature": 0, "max_new_tokens": 1},
+                "return_logprob": True,
+                "logprob_start_len": len(ids) - drafts - 1,  # the first token there has no log-probability
+                "top_logprobs_num": TOP,
+            },
+        )["meta_info"]
         own, tops = (meta[name][-drafts:] if drafts else [] for name in ("input_token_logprobs", "input_top_logprobs"))
         positions = [(*top, drafted) for top, drafted in zip(tops, own, strict=True)] + [meta["output_top_logprobs"][0]]
         scored = [{int(token): float(value) for value, token, *_ in position} for position in positions]
@@ -201,7 +208,7 @@ class EchoScorer:
                 self._adds_begin = True
                 return self._echoed(ids)
             if count != len(ids):
-                raise UserError(
+                raise ServerError(
                     f"{self._server.address} reads the text as {count} tokens, this tokenizer as {len(ids)}"
                 )
             listed = ids[1:] if ids[0] == self._begin_id else ids
@@ -241,7 +248,7 @@ class EchoScorer:
                 more = whole[begins : begins + len(texts)] if whole[:begins] == ids[:begins] else []
         self._begins, self._known = begins, [*ids[:begins], *more, *([self._end_id] if ended else [])]
         if self._known[: len(ids)] != ids or len(self._known) <= len(ids):
-            raise UserError(f"{self._server.address} takes text, and that of this answer reads in other tokens")
+            raise ServerError(f"{self._server.address} takes text, and that of this answer reads in other tokens")
 
     def _complete(self, ids: list[int], **more: Any) -> Any:
         text = self._text(ids[1:] if self._adds_begin and ids[0] == self._begin_id else ids)

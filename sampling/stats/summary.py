@@ -95,8 +95,8 @@ class Stats:
 
     @property
     def served(self) -> bool:
-        """Whether a server gave the answer."""
-        return self.pieces > 0 or self.report is not None
+        """Whether a server gave the answer, not only the probabilities that drafts were verified by."""
+        return self.pieces > 0 or (self.report is not None and not self.target_passes)
 
     @property
     def counts_tokens(self) -> bool:

@@ -21,7 +21,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from utils.errors import UsageError, UserError, is_count, raise_first, shown
+from utils.errors import ServerError, UsageError, UserError, is_count, raise_first, shown
 from utils.objects import Json, nested
 from utils.progress import Cancelled
 from utils.remote.pieces import ServerFigures
@@ -189,7 +189,7 @@ class Server(ABC):
             yield
         except Exception as error:
             if problem := problem_of(error, self):
-                raise UserError(problem) from error
+                raise ServerError(problem) from error
             raise
 
     @contextmanager

@@ -157,8 +157,8 @@ def test_load_says_what_it_replaces_and_clear_can_be_taken_back(
     assert "loaded 1 turn from chat.json in place of 2 before" in ran.text
     assert ran.errors == []
     assert [turn.user for turn in ran.state.said().turns] == ["one"]
-    other = run_lines(catalogue, "one", "/clear", "/system Be brief.", "/undo")
-    assert other.errors == ["error: no message yet"]  # its prompts were another system prompt's
+    # Its prompts were another system prompt's.
+    assert run_lines(catalogue, "one", "/clear", "/system Be brief.", "/undo").errors == ["error: no message yet"]
 
 
 def test_tab_offers_only_what_the_pair_can_run(catalogue: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,6 +26,7 @@ from tests.support.scripted import run_lines
 from tests.support.scripted_server import ScriptedServer, said
 from tests.support.tiny import START, TinyPair, tiny_tokenizer
 from utils.progress import never
+from utils.remote.pieces import ServerFigures
 
 SETTINGS = Settings(quiet=True, max_new_tokens=60, gamma=4)
 
@@ -98,16 +100,22 @@ def test_examined_drafts_have_the_servers_probabilities(
     assert all(step.top2_gap > 0 for step in steps)
 
 
-def test_ctrl_c_ends_the_wait_for_a_server_and_keeps_what_came(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_came_is_kept_where_ctrl_c_or_a_servers_death_ends_the_wait_for_it(
+    dies: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sayer, over = Sayer(), threading.Event()
     with vllm(sayer) as server, Interrupts() as stopped:
         engine = engine_of(server, folder)
         prompt = conversation(engine, SETTINGS).plan("anything").prompt
         events = engine.lane("spec", SETTINGS).run(prompt, interrupt=stopped)
         (ids,) = emitted(next(events) for _ in range(4))
-        monkeypatch.setattr(sayer, "logprobs", lambda *_: {0: float(over.wait(30))})
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert ([*events], stopped()) == ([Finished(0, "interrupted")], True)
+        fails = OSError if dies else lambda *_: {0: float(over.wait(30))}
+        monkeypatch.setattr(sayer, "logprobs", Mock(side_effect=fails))
+        threading.Timer(0.3, os.kill, (os.getpid(), 0 if dies else signal.SIGINT)).start()
+        why = f"{server.address} closed the connection (Server disconnected without sending a response.)"
+        assert [*events] == [Finished(0, "interrupted", ServerFigures(problem=why) if dies else None)]
+        assert stopped() is not dies
         over.set()
     assert ids == sayer.answer(prompt, len(ids)) != []
 
@@ -144,9 +152,11 @@ def test_trained_drafters_are_refused_and_models_draft(
 ) -> None:
     refused(engine_of, servers["vllm"], folder, "feature", match="no feature drafter")
     engine = engine_of(servers["vllm"], folder, str(pair.drafter))
-    prompt = conversation(engine, SETTINGS).plan("x").prompt
     answer = run_lane(
-        engine.lane("spec", SETTINGS.changed(max_new_tokens=4)), prompt, engine.tokenizer.decode, interrupt=never
+        engine.lane("spec", SETTINGS.changed(max_new_tokens=4)),
+        conversation(engine, SETTINGS).plan("x").prompt,
+        engine.tokenizer.decode,
+        interrupt=never,
     )
     assert (answer.text, answer.stats.calls["drafter"] > 0) == (
         engine.tokenizer.decode(engine.tokenizer(SAYING)["input_ids"][:4]),

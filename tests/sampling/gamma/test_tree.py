@@ -28,8 +28,8 @@ def tree_step(gamma: int, parents: tuple[int, ...], path: tuple[int, ...], c: fl
 
 @pytest.mark.parametrize(("path", "kept"), [((), 0), ((0,), 1), ((0, 1), 2), ((2,), 0), ((0, 4), 1)])
 def test_how_much_of_the_chain_was_accepted(path: tuple[int, ...], kept: int) -> None:
-    beside = (-1, 0, -1, -1, 0)  # a chain of two, two siblings of its first node and one of its second
-    assert chain_accepted(tree_step(2, beside, path)) == kept
+    # A chain of two, two siblings of its first node and one of its second.
+    assert chain_accepted(tree_step(2, (-1, 0, -1, -1, 0), path)) == kept
 
 
 def grown(
