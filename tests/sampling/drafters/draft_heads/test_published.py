@@ -65,7 +65,8 @@ CASES = {
 
 
 def large(**changes: Any) -> Any:
-    """A target of eight layers: EAGLE-3 reads what enters layers 2, 4 and 5."""
+    """A target of eight layers: EAGLE-3 reads what enters layers 2, 4 and 5. Logits are compared in double precision:
+    in single precision the rounding of such a target, which differs by processor, moves a draft by 3e-5."""
     return make_target(V, seed=10, num_hidden_layers=8, **changes)
 
 
@@ -286,7 +287,7 @@ if speculators.IMPORTABLE:
 
 @pytest.mark.parametrize(("name", "reference"), REFERENCES)
 def test_three_recycled_drafts_have_the_logits_of_the_reference(name: str, reference: Any, tmp_path: Path) -> None:
-    target = large()
+    target = large(dtype=torch.float64)
     student, naive = loaded(tmp_path, name, target), reference(CASES[name], target)
     lm, row = FeatureLM(student, "eagle"), text(1, 9, V)
     session = lm.open([row], target=fed(target, [row], [8], hidden=lm.reads_hidden))
@@ -322,13 +323,13 @@ def by_lot(seed: int) -> Case:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_head_of_any_configuration_has_the_logits_of_the_reference_or_one_line(seed: int, tmp_path: Path) -> None:
     """Norms, biases, widths, layers and the target's layers in any order; without any one of its tensors, one line."""
-    case, target = by_lot(seed), large()
+    case, target = by_lot(seed), large(dtype=torch.float64)
     config, tensors = published(case)
     student, naive = load_student(written(tmp_path / "head", config, tensors, case), target), Naive(case, target)
     lm, row = FeatureLM(student, "eagle"), text(seed, 9, V)
     session = lm.open([row], target=fed(target, [row], [8], hidden=lm.reads_hidden))
     for draft in (7, 0, 33):
-        close(session.score([row], NOTHING)[0, 0], naive.logits(row, 8)[-1], 4e-5)
+        close(session.score([row], NOTHING)[0, 0], naive.logits(row, 8)[-1])
         row = [*row, draft]
     spare = {"embed_tokens.weight", "t2d"} | (set() if case.short else {"lm_head.weight"})  # the target's serve
     gone = random.Random(seed).choice([name for name in tensors if name not in spare])
@@ -338,7 +339,7 @@ def test_a_head_of_any_configuration_has_the_logits_of_the_reference_or_one_line
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_tree_has_them_node_by_node_and_rows_beside_each_other_too(name: str, tmp_path: Path) -> None:
-    target = large()
+    target = large(dtype=torch.float64)
     student, naive = loaded(tmp_path, name, target), Naive(CASES[name], target)
     lm, row = FeatureLM(student, "eagle"), text(2, 7, V)
     session: Any = lm.open([row], target=fed(target, [row], [6], hidden=lm.reads_hidden))
@@ -352,7 +353,7 @@ def test_a_tree_has_them_node_by_node_and_rows_beside_each_other_too(name: str, 
     for _ in range(2):
         found = together.score(rows, Draft.empty(3))
         for at, held in enumerate((6, 3, 1)):
-            close(found[at, 0], naive.logits(rows[at], held)[-1], 4e-5)
+            close(found[at, 0], naive.logits(rows[at], held)[-1])
         rows = [[*one, 11] for one in rows]
 
 
