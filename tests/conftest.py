@@ -19,7 +19,7 @@ import torch
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-SLOW = (
+SLOW = (  # 6 seconds or more on a slow machine (--junitxml), the longest first; three for their exhaustive tests
     "utils/kernels/test_driver.py",
     "sampling/models/test_architectures.py",
     "sampling/test_identity_real.py",
@@ -110,14 +110,6 @@ SLOW = (
     "app/bench/test_journal.py",
     "sampling/drafters/draft_heads/test_gguf_heads.py",
     "app/console/test_served.py",
-    "app/measure/test_check.py",
-    "app/command_line/test_run.py",
-    "utils/loading/test_loading.py",
-    "sampling/models/test_fused_sessions.py",
-    "sampling/verify/test_temperatures.py",
-    "training/draft_heads/test_eagle3.py",
-    "training/tables/test_build.py",
-    "sampling/drafters/test_proposal.py",
 )
 
 

@@ -48,15 +48,16 @@ def drafted(model: Any, assistant: Any, row: list[int], count: int) -> list[torc
     return logits
 
 
-def test_the_logits_are_those_of_transformers_own_loop(engine: PairEngine) -> None:
+def test_the_logits_are_those_of_transformers_own_loop(engine: Any) -> None:
     # In double precision: of rounding in single precision the fourth draft makes 2e-4 on some processors.
-    model, assistant = (deepcopy(part).double() for part in (gemma(), engine.drafters.model.model))
+    assert isinstance(engine.drafters.model, AssistantLM)
+    model, assistant = (deepcopy(part.model).double() for part in (engine.target.network, engine.drafters.model))
     lm, held, session = AssistantLM(assistant, CausalLM(model)), CausalLM(model).open([ROW], hidden=True), None
     for length in (9, 10, 24):  # beyond the window of 12 as well
         row = ROW[:length]
         held.score([row[:-1]], Draft.empty(1))
         session = lm.open([row], previous=session, target=held)
-        for wanted in drafted(model, assistant, row, 4):
+        for wanted in drafted(gemma().double(), assistant, row, 4):
             close(session.score([row], Draft.empty(1))[0, 0], wanted, 1e-6)
             row = [*row, int(wanted.argmax())]
 
@@ -70,7 +71,11 @@ def test_greedy_text_is_that_of_generate(engine: PairEngine, gamma: int) -> None
     assert both == [said[0][:12]] * 2
 
 
-def test_what_does_not_fit_is_one_line(engine: PairEngine) -> None:
-    lm: Any = engine.drafters.model
-    refused(lm.open, [ROW], match="reads its target's session: it cannot run alone")
-    refused(AssistantLM, lm.model, CausalLM(make_target(40)), match="of a Gemma 4 target, which this one is not")
+def test_what_does_not_fit_is_one_line(engine: Any) -> None:
+    refused(engine.drafters.model.open, [ROW], match="reads its target's session: it cannot run alone")
+    refused(
+        AssistantLM,
+        engine.drafters.model.model,
+        CausalLM(make_target(40)),
+        match="of a Gemma 4 target, which this one is not",
+    )
